@@ -1,0 +1,1 @@
+//! Checkpoints: layout-free safetensors and one manifest.

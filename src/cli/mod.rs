@@ -1,0 +1,50 @@
+//! The command line: one file a subcommand. Arguments in, one library call, what is printed.
+
+pub mod debug;
+pub mod eval;
+pub mod generate;
+pub mod pretrain;
+pub mod reshard;
+pub mod tokenize;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Pretraining for ZAYA mixture-of-experts models.
+#[derive(Debug, Parser)]
+#[command(name = "zaya", version, about)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Tokenize(tokenize::Args),
+    Pretrain(pretrain::Args),
+    Eval(eval::Args),
+    Generate(generate::Args),
+    Reshard(reshard::Args),
+    Debug(debug::Args),
+}
+
+/// Who computes the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendName {
+    /// zaya's own kernels with hand-written backward.
+    Cpu,
+    /// The plain reference on candle's autograd: slow, and the most readable.
+    Candle,
+}
+
+/// Runs one subcommand; the value is the process's exit code.
+pub fn run(cli: Cli) -> Result<u8> {
+    match cli.command {
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Pretrain(args) => pretrain::run(args),
+        Command::Eval(args) => eval::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Reshard(args) => reshard::run(args),
+        Command::Debug(args) => debug::run(args),
+    }
+}

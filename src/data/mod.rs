@@ -1,0 +1,1 @@
+//! Token shards, mixtures, sample order, loader.

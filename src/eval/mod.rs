@@ -1,0 +1,1 @@
+//! Evaluation tasks and scoring.

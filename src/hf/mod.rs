@@ -1,0 +1,1 @@
+//! Hugging Face names and configs, native and legacy, in and out.

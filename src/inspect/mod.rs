@@ -1,0 +1,1 @@
+//! Every intermediate tensor under a name: what parity checks look at.

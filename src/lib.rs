@@ -1,0 +1,18 @@
+//! `zaya`: pretraining of ZAYA mixture-of-experts models. The map of the rooms is in `docs/ARCHITECTURE.md`.
+
+pub mod checkpoint;
+pub mod cli;
+pub mod data;
+pub mod error;
+pub mod eval;
+pub mod failpoint;
+pub mod hf;
+pub mod inspect;
+pub mod model;
+pub mod monitor;
+pub mod optim;
+pub mod plan;
+pub mod recipe;
+pub mod tensor;
+pub mod text;
+pub mod train;

@@ -1,0 +1,1 @@
+//! Muon, AdamW, expert balancing, schedules.

@@ -1,0 +1,1 @@
+//! The TOML recipe: schema, presets, overrides, errors that help.

@@ -1,0 +1,381 @@
+//! `trait Backend`: the model's own verbs, each with its backward.
+//!
+//! The model sees buffers only through this trait and never looks inside one, so a CPU backend may keep slices of an
+//! arena, a GPU backend device pointers. Conventions:
+//!
+//! * A buffer is a row-major matrix `[rows, cols]` of real numbers. A vector of n is `[1, n]`. Activations have one row
+//!   per token: row `b * seq + s` is token `s` of sequence `b`. T = batch * seq.
+//! * Weights of linear maps are `[out, in]`: `y = x wᵀ`.
+//! * Every gradient of a parameter (`d_*: &mut`) is **added to**; every gradient of an activation is returned fresh.
+//! * A verb that needs something in its backward returns an opaque `*Saved`; the inputs are handed in again.
+//! * Results do not depend on the number of threads.
+
+use anyhow::Result;
+
+use crate::model::config::SkipMode;
+
+/// A micro-batch as the host describes it: `batch` sequences of `seq` tokens each.
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    pub batch: usize,
+    pub seq: usize,
+    /// Tokens before the first row of each sequence that live in caches (decoding), else 0.
+    pub past: usize,
+    /// `[batch * seq]`.
+    pub ids: Vec<u32>,
+    /// Token that row t is to predict, already shifted; negative = no loss here. Empty = no labels at all.
+    pub labels: Vec<i64>,
+    /// `false` = padding: hidden from attention, from convolutions and from expert counts. Empty = all real.
+    pub valid: Vec<bool>,
+    /// Row's document begins at this position of its sequence (document masking). Empty = one document a sequence.
+    pub doc_start: Vec<u32>,
+}
+
+impl Batch {
+    pub fn tokens(&self) -> usize {
+        self.batch * self.seq
+    }
+    /// Rows that carry a label.
+    pub fn num_labels(&self) -> u64 {
+        self.labels.iter().filter(|l| **l >= 0).count() as u64
+    }
+}
+
+/// Routes to use in place of the router's own choice, one class per row (tests, parity checks).
+#[derive(Debug, Clone)]
+pub struct PinnedRoutes(pub Vec<u32>);
+
+/// Numbers that fix the meaning of CCA's buffers.
+#[derive(Debug, Clone, Copy)]
+pub struct CcaShape {
+    pub num_query_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    /// Rotating channels, even.
+    pub rotary_dim: usize,
+    pub rope_theta: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionShape {
+    pub num_query_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    /// Tokens seen, the current one included; None = all before.
+    pub window: Option<usize>,
+}
+
+/// Inputs of `cca_mix`: the four projections of the normed stream.
+#[derive(Debug, Clone)]
+pub struct CcaIn<T> {
+    /// `[T, q_dim]`
+    pub q: T,
+    /// `[T, kv_dim]`
+    pub k: T,
+    /// `[T, kv_dim / 2]`
+    pub v_current: T,
+    /// `[T, kv_dim / 2]`, not yet delayed
+    pub v_delayed: T,
+}
+
+/// Rows just before a sequence's first one, needed by CCA's convolutions and value shift. Zeros at a sequence's start.
+#[derive(Debug, Clone)]
+pub struct Halo<T> {
+    /// `[batch * 2, q_dim]` and `[batch * 2, kv_dim]`: last two rows of the query and key projections.
+    pub q: T,
+    pub k: T,
+    /// `[batch, kv_dim / 2]`: last row of `v_delayed`.
+    pub v_delayed: T,
+}
+
+/// Parameters of `cca_mix` (T = `&Buf`), or their gradients (T = `&mut Buf`).
+#[derive(Debug, Clone)]
+pub struct CcaParams<T> {
+    /// `[C, 2]`, C = q_dim + kv_dim; column 0 meets the token before.
+    pub conv0_weight: T,
+    /// `[1, C]`
+    pub conv0_bias: T,
+    /// `[C, head_dim * 2]`, of shape [C, head_dim, 2]
+    pub conv1_weight: T,
+    /// `[1, C]`
+    pub conv1_bias: T,
+    /// `[1, num_kv_heads]`
+    pub temp: T,
+}
+
+/// Queries `[T, q_dim]`, keys and values `[T', kv_dim]`, ready for attention.
+#[derive(Debug, Clone)]
+pub struct Qkv<T> {
+    pub q: T,
+    pub k: T,
+    pub v: T,
+}
+
+/// The four `[1, D]` vectors of a residual merge.
+#[derive(Debug, Clone)]
+pub struct Merge<T> {
+    pub branch_scale: T,
+    pub branch_bias: T,
+    pub stream_scale: T,
+    pub stream_bias: T,
+}
+
+/// Parameters of `route`, or their gradients. `balancing_biases` never get one.
+#[derive(Debug, Clone)]
+pub struct RouterParams<T> {
+    /// `[R, D]`, `[1, R]`
+    pub down_weight: T,
+    pub down_bias: T,
+    /// `[1, R]`; None in the first block
+    pub gamma: Option<T>,
+    /// `[1, R]`
+    pub norm: T,
+    pub fc1_weight: T,
+    pub fc1_bias: T,
+    pub fc2_weight: T,
+    pub fc2_bias: T,
+    /// `[E + 1, R]`
+    pub out: T,
+}
+
+/// Outcome of the head: sum over the rows that carry a label.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Loss {
+    /// Sum of cross-entropies, nats.
+    pub sum: f64,
+    /// Rows counted.
+    pub count: u64,
+}
+
+/// One matrix of a Muon step.
+pub struct MuonItem<'a, T> {
+    pub weight: &'a mut T,
+    pub grad: &'a T,
+    pub momentum: &'a mut T,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MuonStep {
+    pub lr: f32,
+    pub weight_decay: f32,
+    pub momentum: f32,
+    pub ns_steps: usize,
+    /// Factor on every gradient (global-norm clipping).
+    pub grad_scale: f32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWStep {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    /// 1-based number of this update, for bias correction.
+    pub t: u64,
+    pub grad_scale: f32,
+}
+
+pub trait Backend: Sized {
+    /// A matrix of numbers, wherever and however the backend keeps it.
+    type Buf;
+    /// A micro-batch made ready: ids, labels, document starts, padding.
+    type Rows;
+    /// What the router decided for each row, and the grouping of rows by expert.
+    type Routing;
+    type NormSaved;
+    type CcaSaved;
+    type AttentionSaved;
+    type RouteSaved;
+    type ExpertSaved;
+
+    // Buffers, and the border to the host.
+    fn zeros(&self, rows: usize, cols: usize) -> Result<Self::Buf>;
+    fn upload(&self, data: &[f32], rows: usize, cols: usize) -> Result<Self::Buf>;
+    fn download(&self, buf: &Self::Buf) -> Result<Vec<f32>>;
+    fn shape(&self, buf: &Self::Buf) -> [usize; 2];
+    fn rows(&self, batch: &Batch) -> Result<Self::Rows>;
+
+    // Plain movement.
+    /// Sets every element to 0.
+    fn clear(&self, buf: &mut Self::Buf) -> Result<()>;
+    /// `a += b`
+    fn add_assign(&self, a: &mut Self::Buf, b: &Self::Buf) -> Result<()>;
+    /// Rows of padding tokens become 0. (Its own backward.)
+    fn mask_rows(&self, rows: &Self::Rows, x: Self::Buf) -> Result<Self::Buf>;
+    /// For each of `batch` sequences: the rows of `a`, then the rows of `b`.
+    fn concat_rows(&self, batch: usize, a: &Self::Buf, b: &Self::Buf) -> Result<Self::Buf>;
+    /// The last `n` rows of each of `batch` sequences.
+    fn last_rows(&self, batch: usize, x: &Self::Buf, n: usize) -> Result<Self::Buf>;
+
+    // Embedding and elementwise.
+    /// `table[ids]`, `[T, D]`.
+    fn embed(&self, rows: &Self::Rows, table: &Self::Buf) -> Result<Self::Buf>;
+    /// Rows of token `pad` get no gradient.
+    fn embed_backward(&self, rows: &Self::Rows, dy: &Self::Buf, pad: Option<u32>, d_table: &mut Self::Buf) -> Result<()>;
+    /// `(x + bias) * scale`, per channel.
+    fn affine(&self, x: &Self::Buf, scale: &Self::Buf, bias: &Self::Buf) -> Result<Self::Buf>;
+    fn affine_backward(
+        &self,
+        x: &Self::Buf,
+        scale: &Self::Buf,
+        bias: &Self::Buf,
+        dy: &Self::Buf,
+        d_scale: &mut Self::Buf,
+        d_bias: &mut Self::Buf,
+    ) -> Result<Self::Buf>;
+    /// `(branch + branch_bias) * branch_scale + (stream + stream_bias) * stream_scale`.
+    fn residual_scale(&self, branch: &Self::Buf, stream: &Self::Buf, p: Merge<&Self::Buf>) -> Result<Self::Buf>;
+    /// Returns the gradients of `branch` and `stream`.
+    fn residual_scale_backward(
+        &self,
+        branch: &Self::Buf,
+        stream: &Self::Buf,
+        p: Merge<&Self::Buf>,
+        dy: &Self::Buf,
+        g: Merge<&mut Self::Buf>,
+    ) -> Result<(Self::Buf, Self::Buf)>;
+
+    // Norm and linear maps.
+    /// `w * x / sqrt(mean(x^2) + eps)`, per row.
+    fn rms_norm(&self, x: &Self::Buf, weight: &Self::Buf, eps: f64) -> Result<(Self::Buf, Self::NormSaved)>;
+    fn rms_norm_backward(
+        &self,
+        x: &Self::Buf,
+        weight: &Self::Buf,
+        saved: &Self::NormSaved,
+        dy: &Self::Buf,
+        d_weight: &mut Self::Buf,
+    ) -> Result<Self::Buf>;
+    /// `x wᵀ`: x `[T, in]`, w `[out, in]`.
+    fn linear(&self, x: &Self::Buf, weight: &Self::Buf) -> Result<Self::Buf>;
+    /// Adds `dyᵀ x` to `d_weight`, returns `dy w`.
+    fn linear_backward(&self, x: &Self::Buf, weight: &Self::Buf, dy: &Self::Buf, d_weight: &mut Self::Buf) -> Result<Self::Buf>;
+
+    // CCA.
+    /// Both convolutions, q-k-mean, value shift, norms with temperature, RoPE (positions count from `past`).
+    /// History ends at a sequence's start (or continues in `halo`) and at a document's start.
+    fn cca_mix(
+        &self,
+        rows: &Self::Rows,
+        shape: CcaShape,
+        x: CcaIn<&Self::Buf>,
+        p: CcaParams<&Self::Buf>,
+        halo: Option<Halo<&Self::Buf>>,
+    ) -> Result<(Qkv<Self::Buf>, Self::CcaSaved)>;
+    /// Without a halo.
+    fn cca_mix_backward(
+        &self,
+        rows: &Self::Rows,
+        shape: CcaShape,
+        x: CcaIn<&Self::Buf>,
+        p: CcaParams<&Self::Buf>,
+        saved: &Self::CcaSaved,
+        d: Qkv<&Self::Buf>,
+        g: CcaParams<&mut Self::Buf>,
+    ) -> Result<CcaIn<Self::Buf>>;
+    /// Causal softmax attention with scale 1/sqrt(head_dim) and grouped heads. Keys and values have `past + seq` rows a
+    /// sequence, queries the last `seq`. A row with no visible key (padding) sees all keys of its sequence alike.
+    fn causal_attention(
+        &self,
+        rows: &Self::Rows,
+        shape: AttentionShape,
+        x: Qkv<&Self::Buf>,
+    ) -> Result<(Self::Buf, Self::AttentionSaved)>;
+    /// For `past` = 0.
+    fn causal_attention_backward(
+        &self,
+        rows: &Self::Rows,
+        shape: AttentionShape,
+        x: Qkv<&Self::Buf>,
+        out: &Self::Buf,
+        saved: &Self::AttentionSaved,
+        d_out: &Self::Buf,
+    ) -> Result<Qkv<Self::Buf>>;
+
+    // Router and experts.
+    /// Spec 1.6. Returns the routing and the router state `[T, R]` that the next block takes as `prev`.
+    #[allow(clippy::too_many_arguments)]
+    fn route(
+        &self,
+        rows: &Self::Rows,
+        h: &Self::Buf,
+        prev: Option<&Self::Buf>,
+        p: RouterParams<&Self::Buf>,
+        balancing_biases: &Self::Buf,
+        norm_eps: f64,
+        pinned: Option<&PinnedRoutes>,
+    ) -> Result<(Self::Routing, Self::Buf, Self::RouteSaved)>;
+    /// `d_prob` `[T, 1]`: gradient of the chosen class's probability; `d_state`: gradient of the returned state.
+    /// Returns the gradients of `h` and of `prev`.
+    #[allow(clippy::too_many_arguments)]
+    fn route_backward(
+        &self,
+        h: &Self::Buf,
+        prev: Option<&Self::Buf>,
+        p: RouterParams<&Self::Buf>,
+        routing: &Self::Routing,
+        saved: &Self::RouteSaved,
+        d_prob: &Self::Buf,
+        d_state: Option<&Self::Buf>,
+        g: RouterParams<&mut Self::Buf>,
+    ) -> Result<(Self::Buf, Option<Self::Buf>)>;
+    /// Router logits `[T, E + 1]`, for inspection.
+    fn route_logits(&self, saved: &Self::RouteSaved) -> Result<Self::Buf>;
+    /// Chosen class of each row.
+    fn route_choices(&self, routing: &Self::Routing) -> Result<Vec<u32>>;
+    /// Probability of each row's chosen class.
+    fn route_probs(&self, routing: &Self::Routing) -> Result<Vec<f32>>;
+    /// Real (not padding) rows per class.
+    fn route_counts(&self, routing: &Self::Routing) -> Result<Vec<u64>>;
+    /// `p_e * Expert_e(h)` for each row, Expert(h) = down (silu(gate h) * (up h)); skipped rows by `skip`.
+    /// `experts` = gate_up `[2F, D]` (gate rows first) and down `[D, F]` of expert 0, of expert 1, ...
+    fn expert_ffn(
+        &self,
+        h: &Self::Buf,
+        routing: &Self::Routing,
+        experts: &[Self::Buf],
+        skip: SkipMode,
+    ) -> Result<(Self::Buf, Self::ExpertSaved)>;
+    /// Returns the gradients of `h` and of the chosen probabilities `[T, 1]`.
+    fn expert_ffn_backward(
+        &self,
+        h: &Self::Buf,
+        routing: &Self::Routing,
+        experts: &[Self::Buf],
+        skip: SkipMode,
+        saved: &Self::ExpertSaved,
+        dy: &Self::Buf,
+        g: &mut [Self::Buf],
+    ) -> Result<(Self::Buf, Self::Buf)>;
+
+    // Head.
+    /// `y headᵀ` in full f32, `[T, V]`.
+    fn logits(&self, y: &Self::Buf, head: &Self::Buf) -> Result<Self::Buf>;
+    /// Cross-entropy with the tied head, in chunks of rows; the logits of a whole batch never exist.
+    fn cross_entropy(&self, rows: &Self::Rows, y: &Self::Buf, head: &Self::Buf) -> Result<Loss>;
+    /// As `cross_entropy`, with the gradient of `grad_scale * loss.sum`: added to `d_head`, returned for `y`.
+    fn cross_entropy_backward(
+        &self,
+        rows: &Self::Rows,
+        y: &Self::Buf,
+        head: &Self::Buf,
+        grad_scale: f32,
+        d_head: &mut Self::Buf,
+    ) -> Result<(Loss, Self::Buf)>;
+
+    // Optimizer.
+    /// Sum of squares, in f64.
+    fn sq_norm(&self, x: &Self::Buf) -> Result<f64>;
+    /// One Muon update of many matrices (spec 3.3).
+    fn muon(&self, items: &mut [MuonItem<'_, Self::Buf>], step: MuonStep) -> Result<()>;
+    /// One AdamW update.
+    fn adamw(
+        &self,
+        weight: &mut Self::Buf,
+        grad: &Self::Buf,
+        m: &mut Self::Buf,
+        v: &mut Self::Buf,
+        step: AdamWStep,
+    ) -> Result<()>;
+}

@@ -1,0 +1,1 @@
+//! The step, the loop, stopping and resuming.
