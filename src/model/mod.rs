@@ -3,3 +3,4 @@
 pub mod config;
 pub mod params;
 pub mod presets;
+pub mod reference;
