@@ -7,6 +7,7 @@ pub mod merge;
 pub mod moe;
 pub mod params;
 pub mod presets;
+pub mod reference;
 pub mod stack;
 pub mod store;
 
