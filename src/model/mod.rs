@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod config;
 pub mod cx;
+pub mod init;
 pub mod merge;
 pub mod moe;
 pub mod params;

@@ -11,8 +11,27 @@
 //! * Results do not depend on the number of threads.
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
-use crate::model::config::SkipMode;
+/// What a token gets from a MoE sub-layer when the router chooses the skip class (the last one).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SkipMode {
+    /// Nothing: the sub-layer's output is 0 (native Hugging Face files).
+    Zero,
+    /// The normed input times the skip class's probability (Zyphra's November 2025 code).
+    Identity,
+}
+
+/// Numbers that products work on. `Bf16` rounds both operands of every linear map, expert product and grouped convolution to
+/// bfloat16 and sums in f32; everything else, the head included, is f32 (spec 1.7). Weights stay f32 masters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    #[default]
+    F32,
+    Bf16,
+}
 
 /// A micro-batch as the host describes it: `batch` sequences of `seq` tokens each.
 #[derive(Debug, Clone, Default)]
@@ -170,6 +189,8 @@ pub struct MuonItem<'a, T> {
     pub weight: &'a mut T,
     pub grad: &'a T,
     pub momentum: &'a mut T,
+    /// Equal blocks of rows that are orthogonalised apart (2 = gate and up of a fused matrix), usually 1.
+    pub row_blocks: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]

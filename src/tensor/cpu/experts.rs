@@ -7,7 +7,7 @@ use super::elementwise::ROW_CHUNK;
 use super::linear;
 use super::math::{lane_sum, sigmoid};
 use super::router::Routing;
-use crate::model::config::SkipMode;
+use crate::tensor::backend::SkipMode;
 
 /// Per expert, for its rows in order: gathered input, gate and up before the activation, output before the probability.
 pub struct Saved {

@@ -1,7 +1,4 @@
 //! The CPU backend: plain f32 vectors, one rayon pool (the one it is called in), products on the `gemm` crate.
-//!
-//! `Precision::Bf16` rounds both operands of every linear map, expert product and grouped convolution to bfloat16 and sums
-//! in f32; everything else, the head included, is f32 (spec 1.7). Weights stay f32 masters.
 
 pub mod attention;
 pub mod cca;
@@ -18,16 +15,7 @@ pub mod rows;
 use anyhow::{Result, ensure};
 
 use super::backend::*;
-use crate::model::config::SkipMode;
 pub use rows::Rows;
-
-/// Numbers that products work on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Precision {
-    #[default]
-    F32,
-    Bf16,
-}
 
 /// A row-major matrix.
 #[derive(Debug, Clone)]

@@ -45,7 +45,7 @@ fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
 /// M = mu M + (1-mu) G; U = (1-mu) G + mu M; W = (1 - lr wd) W - lr 0.2 sqrt(max(m, n)) NS(U). Matrices in parallel.
 pub fn muon(items: &mut [MuonItem<'_, Buf>], s: MuonStep) {
     items.par_iter_mut().with_max_len(1).for_each(|item| {
-        let (rows, cols) = (item.weight.rows, item.weight.cols);
+        let (rows, cols) = (item.weight.rows / item.row_blocks, item.weight.cols);
         let mu = s.momentum;
         let update: Vec<f32> = (item.momentum.data.iter_mut().zip(&item.grad.data))
             .map(|(m, g)| {
@@ -54,7 +54,8 @@ pub fn muon(items: &mut [MuonItem<'_, Buf>], s: MuonStep) {
                 g + mu * (*m - g)
             })
             .collect();
-        let direction = newton_schulz(&update, rows, cols, s.ns_steps);
+        let direction: Vec<f32> =
+            update.chunks(rows * cols).flat_map(|block| newton_schulz(block, rows, cols, s.ns_steps)).collect();
         let keep = 1.0 - s.lr * s.weight_decay;
         let by = s.lr * 0.2 * (rows.max(cols) as f32).sqrt();
         item.weight.data.iter_mut().zip(&direction).for_each(|(w, o)| *w = *w * keep - by * o);
