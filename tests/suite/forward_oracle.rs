@@ -29,8 +29,7 @@ fn trace(model_dir: &Path, io: &Path, who: Who, precision: Precision, pinned: Op
     let model = hf::load(model_dir).unwrap();
     let input = inspect::read_input(io, &model.config).unwrap();
     let values: Vec<Vec<f32>> = (0..model.table.specs.len()).map(|id| model.read(id).unwrap()).collect();
-    let request =
-        Request { config: &model.config, values: &values, batch: &input.batch, pinned, precision, want_grads: grads };
+    let request = Request { config: &model.config, values: &values, batch: &input.batch, pinned, precision, want_grads: grads };
     match who {
         Who::Cpu => inspect::trace_cpu(&request).unwrap(),
         Who::Candle => inspect::trace_candle(&request).unwrap(),

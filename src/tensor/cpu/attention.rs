@@ -176,7 +176,7 @@ fn spread_over_all(d_out: &[f32], dv: &mut [f32]) {
 }
 
 /// Gradients of q, k, v, for `past` = 0.
-pub fn backward(rows: &Rows, shape: AttentionShape, x: Qkv<&[f32]>, out: &[f32], saved: &Saved, d_out: &[f32]) -> Qkv<Vec<f32>> {
+pub fn backward(rows: &Rows, shape: AttentionShape, x: Qkv<&[f32]>, saved: &Saved, d_out: &[f32]) -> Qkv<Vec<f32>> {
     let n = Dims::of(&shape);
     let (seq, group) = (rows.seq, n.heads / n.kv_heads);
     // One task: one key/value head of one sequence, so that sums over its queries have one owner and one order.
@@ -204,9 +204,7 @@ pub fn backward(rows: &Rows, shape: AttentionShape, x: Qkv<&[f32]>, out: &[f32],
                     matmul(block.len, block.keys, n.head, View::rows(&d_out[at..], n.q), v, target, false);
                     for (r, (p, ds)) in p.chunks_mut(block.keys).zip(ds.chunks_mut(block.keys)).enumerate() {
                         let t = b * seq + s0 + r;
-                        let (o, d_o) = (&out[at + r * n.q..][..n.head], &d_out[at + r * n.q..][..n.head]);
-                        let delta = super::math::lane_sum(n.head, |i| o[i] * d_o[i]);
-                        row_backward(rows, &shape, n, *b, &block, t, saved.lse[t * n.heads + h], delta, p, ds);
+                        row_backward(rows, &shape, n, *b, &block, t, saved.lse[t * n.heads + h], p, ds);
                     }
                     let q = View::rows(&x.q[at..], n.q);
                     let d_o = View::rows(&d_out[at..], n.q);
@@ -246,7 +244,7 @@ pub fn backward(rows: &Rows, shape: AttentionShape, x: Qkv<&[f32]>, out: &[f32],
     d
 }
 
-/// Row of scores -> probabilities; row of dP -> dS = P (dP - delta) scale. Hidden keys get 0.
+/// Row of scores -> probabilities P; row of dP -> dS = P (dP - sum of P dP) scale. Hidden keys get 0.
 #[allow(clippy::too_many_arguments)]
 fn row_backward(
     rows: &Rows,
@@ -256,7 +254,6 @@ fn row_backward(
     block: &Block,
     t: usize,
     lse: f32,
-    delta: f32,
     p: &mut [f32],
     ds: &mut [f32],
 ) {
@@ -269,15 +266,15 @@ fn row_backward(
         x.fill(0.0);
     }
     let (p, ds) = (&mut p[lo..hi], &mut ds[lo..hi]);
-    for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
-        *p = exp(*p * n.scale - lse);
-        *ds = *p * (*ds - delta) * n.scale;
-    }
+    p.iter_mut().for_each(|p| *p = exp(*p * n.scale - lse));
     if !rows.valid.is_empty() {
-        for (j, (p, ds)) in p.iter_mut().zip(ds.iter_mut()).enumerate() {
+        for (j, p) in p.iter_mut().enumerate() {
             if !key_is_valid(rows, b, block.k0 + lo + j) {
-                (*p, *ds) = (0.0, 0.0);
+                *p = 0.0;
             }
         }
     }
+    // Summed over the keys, not taken from the output: then a row with a single key has a gradient of exactly zero.
+    let delta = super::math::lane_sum(p.len(), |j| p[j] * ds[j]);
+    ds.iter_mut().zip(p).for_each(|(ds, p)| *ds = *p * (*ds - delta) * n.scale);
 }

@@ -268,13 +268,13 @@ impl Backend for Cpu {
         rows: &Rows,
         shape: AttentionShape,
         x: Qkv<&Buf>,
-        out: &Buf,
+        _out: &Buf,
         saved: &attention::Saved,
         d_out: &Buf,
     ) -> Result<Qkv<Buf>> {
         ensure!(rows.past == 0, "attention has a backward only without a cache");
         let (q_dim, kv_dim) = (x.q.cols, x.k.cols);
-        let d = attention::backward(rows, shape, qkv(x), &out.data, saved, &d_out.data);
+        let d = attention::backward(rows, shape, qkv(x), saved, &d_out.data);
         Ok(Qkv { q: Buf::new(d.q, q_dim), k: Buf::new(d.k, kv_dim), v: Buf::new(d.v, kv_dim) })
     }
 
