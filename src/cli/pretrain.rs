@@ -1,11 +1,124 @@
 //! `zaya pretrain`.
 
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
 use anyhow::Result;
 
-/// Train a model as a recipe says.
-#[derive(Debug, clap::Args)]
-pub struct Args {}
+use super::BackendName;
+use crate::error::{bad_input, exit_code};
+use crate::plan;
+use crate::recipe::{self, Recipe, units};
 
-pub fn run(_args: Args) -> Result<u8> {
-    anyhow::bail!("`zaya pretrain` is not built yet")
+/// Train a model as a recipe says.
+///
+/// The keys of a recipe are documented in docs/RECIPE.md.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The recipe, a TOML file. Paths in it are relative to its folder.
+    #[arg(long, value_name = "FILE")]
+    pub recipe: PathBuf,
+
+    /// Writes a value over the recipe's, as if it stood in the file: --set train.seq_len=1024,
+    /// --set data.sources.0.weight=2. May be given many times; the last one of a key holds.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+
+    /// Prints the resolved recipe and what follows from it (sizes, steps, FLOPs, memory, epochs), and ends.
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Who computes the model.
+    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
+    pub backend: BackendName,
+
+    /// Goes on from the newest checkpoint in `run.dir`; begins at step 0 when there is none.
+    #[arg(long)]
+    pub resume: bool,
+
+    /// Saves and ends once this many steps are done. The schedule still spans the recipe's run.
+    #[arg(long, value_name = "STEP")]
+    pub stop_at: Option<u64>,
+
+    /// Saves and ends after this time: 90s, 30m, 1h30m. Goes before the recipe's `run.time_limit`.
+    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
+    pub time_limit: Option<Duration>,
+
+    /// Begins with the weights of a model (weights only: step, learning rate and data start at zero).
+    #[arg(long, value_name = "hf:DIR", value_parser = parse_init_from)]
+    pub init_from: Option<InitFrom>,
+
+    /// Threads of the CPU backend. Goes before the recipe's `train.threads`.
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
+    pub threads: Option<usize>,
+}
+
+/// Where the first weights come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InitFrom {
+    /// A Hugging Face model directory.
+    HuggingFace(PathBuf),
+}
+
+fn parse_init_from(text: &str) -> Result<InitFrom, String> {
+    match text.strip_prefix("hf:") {
+        Some(dir) if !dir.is_empty() => Ok(InitFrom::HuggingFace(PathBuf::from(dir))),
+        _ => Err("expected hf:DIR, DIR being a Hugging Face model directory".to_string()),
+    }
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| (1..=65_536).contains(n)).ok_or_else(|| "expected a number of threads, at least 1".to_string())
+}
+
+/// The recipe as the command line leaves it: `--set`, `--threads` and `--time-limit` written over the file.
+pub fn load_recipe(args: &Args) -> Result<Recipe> {
+    let mut sets = args.set.clone();
+    sets.extend(args.threads.map(|n| format!("train.threads={n}")));
+    sets.extend(args.time_limit.map(|d| format!("run.time_limit={}", units::format_duration(d))));
+    recipe::load(&args.recipe, &sets)
+}
+
+pub fn run(args: Args) -> Result<u8> {
+    let recipe = load_recipe(&args)?;
+    for warning in &recipe.warnings {
+        eprintln!("warning: {warning}");
+    }
+    if args.dry_run {
+        return dry_run(&recipe);
+    }
+    refuse_unready(&recipe)?;
+    anyhow::bail!("`zaya pretrain` cannot train yet; --dry-run shows what the recipe comes to")
+}
+
+/// What `--dry-run` only marks, a real start refuses.
+fn refuse_unready(recipe: &Recipe) -> Result<()> {
+    let missing = plan::missing_files(recipe);
+    if !missing.is_empty() {
+        let list: Vec<String> = missing.iter().map(|f| format!("    {}", f.display())).collect();
+        return Err(bad_input(format!(
+            "cannot start training: {} files that the recipe names are not there (paths are relative to the recipe's folder):\n{}",
+            missing.len(),
+            list.join("\n")
+        )));
+    }
+    if recipe.num_stages() > 1 {
+        return Err(bad_input(format!(
+            "cannot start training: the recipe has {} stages, and one run trains one stage for now; \
+             leave one [[stages]] entry and give the next run the weights of the last with --init-from (--dry-run plans all stages)",
+            recipe.num_stages()
+        )));
+    }
+    Ok(())
+}
+
+fn dry_run(recipe: &Recipe) -> Result<u8> {
+    let text = format!("# Resolved recipe\n\n{}\n{}", recipe.to_toml(), plan::report(recipe));
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // The reader has seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
+        outcome => outcome?,
+    }
+    Ok(exit_code::OK)
 }

@@ -1,4 +1,5 @@
 //! Muon, AdamW, expert balancing, schedules.
 
 pub mod balance;
+pub mod schedule;
 pub mod update;

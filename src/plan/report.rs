@@ -1,0 +1,154 @@
+//! The plan as text, for `zaya pretrain --dry-run`.
+
+use std::fmt::Write;
+
+use super::{Plan, SourcePlan, missing_files};
+use crate::recipe::Recipe;
+
+/// Geometry, parameters, FLOPs, memory and data of every stage, and the files that are not there.
+pub fn report(recipe: &Recipe) -> String {
+    let mut out = String::new();
+    let stages: Vec<(Recipe, Plan)> = (0..recipe.num_stages())
+        .filter_map(|i| {
+            let stage = recipe.stage(i)?;
+            let plan = Plan::of(&stage);
+            Some((stage, plan))
+        })
+        .collect();
+    if let Some((_, plan)) = stages.first() {
+        parameters(&mut out, plan);
+    }
+    for (i, (stage, plan)) in stages.iter().enumerate() {
+        if let Some(named) = stage.stages.first() {
+            let _ = writeln!(out, "# Stage {} of {}: {}\n", i + 1, stages.len(), named.name);
+        }
+        geometry(&mut out, stage, plan);
+        flops(&mut out, plan);
+        memory(&mut out, plan);
+        data(&mut out, plan);
+    }
+    if stages.len() > 1 {
+        let _ = writeln!(out, "# All stages\n");
+        row(&mut out, "tokens", &grouped(stages.iter().map(|(_, p)| p.total_tokens).sum()), "");
+        row(&mut out, "steps", &grouped(stages.iter().map(|(_, p)| p.steps).sum()), "");
+        for (k, source) in recipe.data.sources.iter().enumerate() {
+            let used: f64 = stages.iter().filter_map(|(_, p)| p.sources.get(k)?.tokens_used).sum();
+            let available = stages.first().and_then(|(_, p)| p.sources.get(k)?.tokens_available).filter(|n| *n > 0);
+            let epochs = available.map_or("size unknown".into(), |n| format!("{:.2} epochs", used / n as f64));
+            row(&mut out, &format!("source {}", source.name), &grouped(used.round() as u64), &format!("tokens, {epochs}"));
+        }
+        out.push('\n');
+    }
+    let missing = missing_files(recipe);
+    if !missing.is_empty() {
+        let _ = writeln!(out, "# Files that are not there ({}); a real start refuses this recipe\n", missing.len());
+        missing.iter().for_each(|f| {
+            let _ = writeln!(out, "MISSING {}", f.display());
+        });
+    }
+    out
+}
+
+fn row(out: &mut String, name: &str, value: &str, note: &str) {
+    let _ = writeln!(out, "{}", format!("{name:<44} {value:>24}  {note}").trim_end());
+}
+
+/// 8840488784 as 8,840,488,784.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Three digits and a unit: 8.75 G.
+fn scaled(x: f64) -> String {
+    let (unit, scale) = [("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)]
+        .into_iter()
+        .find(|(_, scale)| x >= *scale)
+        .unwrap_or(("", 1.0));
+    format!("{:.2} {unit}", x / scale)
+}
+
+fn bytes(n: u64) -> String {
+    match n {
+        0..0x10_0000 => format!("{:.1} KiB", n as f64 / 1024.0),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", n as f64 / 1_048_576.0),
+        _ => format!("{:.2} GiB", n as f64 / 1_073_741_824.0),
+    }
+}
+
+fn parameters(out: &mut String, plan: &Plan) {
+    let _ = writeln!(out, "# Parameters\n");
+    for (group, count) in &plan.groups {
+        row(out, group.name(), &grouped(*count), "");
+    }
+    row(out, "total parameters", &grouped(plan.parameters), "");
+    row(out, "active per token, without the embedding", &grouped(plan.active_without_embedding), "");
+    row(out, "active per token, with the tied head", &grouped(plan.active_with_head), "");
+    out.push('\n');
+}
+
+fn geometry(out: &mut String, recipe: &Recipe, plan: &Plan) {
+    let t = &recipe.train;
+    let _ = writeln!(out, "# Geometry\n");
+    let sequences = format!("{} sequences of {} tokens", grouped(plan.sequences_per_step), grouped(t.seq_len as u64));
+    row(out, "tokens per step", &grouped(plan.tokens_per_step), &sequences);
+    let micro = format!("of {} sequences, {} tokens", grouped(t.micro_batch as u64), grouped(plan.tokens_per_micro_batch));
+    row(out, "micro-batches per step", &grouped(plan.micro_batches_per_step), &micro);
+    row(out, "steps", &grouped(plan.steps), "");
+    row(out, "tokens of the run", &grouped(plan.total_tokens), "");
+    out.push('\n');
+}
+
+fn flops(out: &mut String, plan: &Plan) {
+    let f = &plan.flops;
+    let _ = writeln!(out, "# FLOPs\n");
+    row(out, "FLOPs per token", &scaled(f.per_token()), &format!("{:.0}", f.per_token()));
+    row(out, "  6 * active parameters with the head", &scaled(f.parameters), "forward 2, backward 4 per parameter");
+    row(out, "  attention, 12 * q_dim * keys seen", &scaled(f.attention), "causal: S/2 keys on average; all blocks");
+    let step = f.per_token() * plan.tokens_per_step as f64;
+    row(out, "FLOPs per step", &scaled(step), "");
+    let share = 100.0 * f.newton_schulz / step;
+    row(out, "Newton-Schulz per step, beside these", &scaled(f.newton_schulz), &format!("{share:.2} % of a step's"));
+    row(out, "FLOPs of the run", &scaled(step * plan.steps as f64), "");
+    out.push('\n');
+}
+
+fn memory(out: &mut String, plan: &Plan) {
+    let _ = writeln!(out, "# Memory estimate, one process\n");
+    for part in &plan.memory {
+        row(out, part.name, &bytes(part.bytes), "");
+    }
+    row(out, "together", &bytes(plan.memory_bytes()), "");
+    out.push('\n');
+}
+
+fn data(out: &mut String, plan: &Plan) {
+    let _ = writeln!(out, "# Data\n");
+    for source in &plan.sources {
+        let share = format!("{:.1} %", 100.0 * source.share.unwrap_or(0.0));
+        let used = grouped(source.tokens_used.unwrap_or(0.0).round() as u64);
+        row(out, &format!("source {}", source.name), &used, &format!("tokens, {share} of the run; {}", holdings(source)));
+    }
+    for set in &plan.validation {
+        row(out, &format!("held-out {}", set.name), "", &holdings(set));
+    }
+    out.push('\n');
+}
+
+fn holdings(source: &SourcePlan) -> String {
+    if let Some(why) = source.damaged.first() {
+        return format!("UNREADABLE: {why}");
+    }
+    match (source.tokens_available, source.epochs()) {
+        (None, _) => format!("{} files MISSING", source.missing.len()),
+        (Some(n), Some(epochs)) => format!("holds {} tokens: {epochs:.2} epochs", grouped(n)),
+        (Some(n), None) => format!("holds {} tokens", grouped(n)),
+    }
+}

@@ -1,0 +1,129 @@
+//! Every key of a recipe, once: type, default, what resuming makes of a change, and its documentation.
+
+use super::schema::Default::{Absent, Required, Value};
+use super::schema::Kind::{self, *};
+use super::schema::Range::*;
+use super::schema::Resume::{self, *};
+use super::schema::{Default, Key};
+
+const fn key(path: &'static str, kind: Kind, default: Default, resume: Resume, doc: &'static str) -> Key {
+    Key { path, kind, default, resume, doc }
+}
+
+const ANY: u64 = i64::MAX as u64;
+const WIDTH: u64 = 1 << 24;
+const PRESET: Default = Absent("the preset's");
+const SHAPE: Resume = Fixed("the checkpoint holds a model of the old shape");
+const MEANING: Resume = Fixed("the trained weights would mean something else");
+const SAMPLES: Resume = Fixed("the order of the samples would no longer be the run's");
+const MOMENTS: Resume = Fixed("the optimizer's state belongs to the old value");
+const FROM_HERE: Resume = Notice("the new value holds from the resumed step on");
+const NEW_CURVE: Resume =
+    Notice("the learning rate of every step follows the new curve from the resumed step on; steps already made stay as they are");
+const STAGE: Resume = Fixed("the stages of a run are laid out when it starts");
+const ATTENTION: &[&str] = &["full", "sliding"];
+const SCHEDULES: &[&str] = &["cosine", "constant", "linear", "wsd"];
+
+/// In the order of `docs/RECIPE.md` and of the resolved recipe.
+#[rustfmt::skip]
+pub const KEYS: &[Key] = &[
+    key("run.dir", Path, Required, Free, "Directory of the run: `recipe.toml` (resolved), `metrics.jsonl`, `ckpt/`."),
+    key("run.seed", Integer { min: 0, max: ANY }, Value("0"), SAMPLES, "Seed of the initial weights and of the sample order."),
+    key("run.time_limit", Duration, Absent("no limit"), Free, "Time after which the run saves a checkpoint and ends, e.g. `\"12h\"`. `--time-limit` goes before it."),
+
+    key("model.preset", Choice(&crate::model::presets::NAMES), Absent("all fields are given"), SHAPE, "A named shape. Any field below given beside it takes the place of the preset's."),
+    key("model.vocab_size", Integer { min: 1, max: i32::MAX as u64 }, PRESET, SHAPE, "Rows of the embedding; at least the tokenizer's number of ids."),
+    key("model.hidden_size", Integer { min: 1, max: WIDTH }, PRESET, SHAPE, "D, width of the residual stream."),
+    key("model.num_blocks", Integer { min: 1, max: 4096 }, PRESET, SHAPE, "Decoder blocks; each is an attention and a mixture-of-experts sub-layer."),
+    key("model.num_query_heads", Integer { min: 1, max: 65_536 }, PRESET, SHAPE, "Query heads that are computed (after CCA's compression)."),
+    key("model.num_kv_heads", Integer { min: 1, max: 65_536 }, PRESET, SHAPE, "Key/value heads; divides `num_query_heads`."),
+    key("model.head_dim", Integer { min: 1, max: 65_536 }, PRESET, SHAPE, "Channels of one head."),
+    key("model.num_experts", Integer { min: 1, max: 65_536 }, PRESET, SHAPE, "Experts of a block, the skip class not counted."),
+    key("model.expert_width", Integer { min: 1, max: WIDTH }, PRESET, SHAPE, "F, width of an expert's SwiGLU."),
+    key("model.router_width", Integer { min: 1, max: WIDTH }, PRESET, SHAPE, "R, width of the router."),
+    key("model.attention", ChoiceOrArray(ATTENTION), Absent("the preset's, else `\"full\"`"), MEANING, "How far back each block looks: one word for all blocks, or an array with one word per block."),
+    key("model.sliding_window", IntegerOrNone { min: 1, max: i32::MAX as u64 }, Absent("the preset's, else none"), MEANING, "Tokens a sliding block sees, the current one included. Needed when a block is sliding."),
+    key("model.rope_theta", Number(Positive), Absent("the preset's, else 10000"), MEANING, "RoPE base of full blocks."),
+    key("model.rope_theta_sliding", Number(Positive), Absent("the preset's, else 10000"), MEANING, "RoPE base of sliding blocks."),
+    key("model.partial_rotary_factor", Number(Share), Absent("the preset's, else 0.5"), MEANING, "Share of a head's channels that rotate, in full blocks."),
+    key("model.partial_rotary_factor_sliding", Number(Share), Absent("the preset's, else 0.5"), MEANING, "The same in sliding blocks."),
+    key("model.max_position_embeddings", Integer { min: 1, max: i32::MAX as u64 }, PRESET, FROM_HERE, "Longest sequence the model is meant for, tokens; `train.seq_len` may not be longer."),
+    key("model.norm_eps", Number(Positive), Absent("the preset's, else 1e-5"), MEANING, "Epsilon of every RMS norm but the router's."),
+    key("model.router_norm_eps", Number(Positive), Absent("the preset's, else `norm_eps`"), MEANING, "Epsilon of the router's RMS norm (1e-6 in Zyphra's code of November 2025)."),
+    key("model.skip_mode", Choice(&["zero", "identity"]), Absent("the preset's, else `\"zero\"`"), MEANING, "What a token gets that the router sends to the skip class: nothing, or its normed input times the class's probability."),
+    key("model.initializer_range", Number(Positive), Absent("the preset's, else 0.02"), Notice("it only matters at step 0"), "Standard deviation of the initial weights."),
+    key("model.pad_token_id", IntegerOrNone { min: 0, max: u32::MAX as u64 }, Absent("the preset's, else none"), MEANING, "Token whose embedding starts at zero and gets no gradient from look-ups."),
+    key("model.bos_token_id", IntegerOrNone { min: 0, max: u32::MAX as u64 }, Absent("the preset's, else none"), Free, "Beginning-of-sequence token, for exported files; training adds none."),
+    key("model.eos_token_id", IntegerOrNone { min: 0, max: u32::MAX as u64 }, Absent("the preset's, else none"), Free, "End-of-sequence token, for generation and exported files."),
+
+    key("tokenizer.path", Path, Absent("no tokenizer: its size is not checked against the model's"), MayMove, "A Hugging Face `tokenizer.json`: the one that made the token shards."),
+
+    key("data.sources.*.name", Text, Absent("file name of the first shard"), SAMPLES, "Name of the source in tables and metrics; unique."),
+    key("data.sources.*.path", Paths, Required, MayMove, "Token shards: prefix of a Megatron `.bin`/`.idx` pair (\"x/train\" for x/train.bin and x/train.idx), an array of such, or a pattern with `*` and `?` in the file name. A pattern is spelt out when the recipe is read."),
+    key("data.sources.*.weight", Number(NotNegative), Value("1.0"), SAMPLES, "Share of the samples, relative to the other sources' weights."),
+    key("data.validation.*.name", Text, Absent("file name of the first shard"), Free, "Name of the held-out set in metrics; unique."),
+    key("data.validation.*.path", Paths, Required, Free, "Token shards of the held-out set, as in `data.sources`."),
+    key("data.document_mask", Bool, Value("false"), SAMPLES, "Whether documents that share a sequence are hidden from each other: attention, convolutions and value shift begin anew with each document."),
+    key("data.eod_mask_loss", Bool, Value("false"), SAMPLES, "Whether the first token of a document is left out of the loss (nothing before it could foretell it)."),
+
+    key("train.steps", Integer { min: 1, max: ANY }, Absent("from `train.tokens`"), NEW_CURVE, "Optimizer steps of the run. Give this or `train.tokens`."),
+    key("train.tokens", Tokens { min: 1 }, Absent("from `train.steps`"), NEW_CURVE, "Tokens of the run, e.g. `\"8T\"`; as many whole steps as fit."),
+    key("train.global_batch_tokens", Tokens { min: 1 }, Required, SAMPLES, "Tokens of one optimizer step; a multiple of `micro_batch * seq_len`."),
+    key("train.micro_batch", Integer { min: 1, max: i32::MAX as u64 }, Value("1"), Notice("sums are grouped differently, so the results differ in their last bits from the run that was not stopped"), "Sequences of one forward and backward pass; decides memory, not the result."),
+    key("train.seq_len", Length, Required, SAMPLES, "Tokens of a sequence."),
+    key("train.precision", Choice(&["f32", "bf16"]), Value("\"f32\""), Fixed("the run's numbers would change in the middle"), "`f32`, or `bf16` compute with f32 master weights."),
+    key("train.threads", Integer { min: 1, max: 65_536 }, Absent("all cores"), Free, "Threads of the CPU backend; the result does not depend on it. `--threads` goes before it."),
+    key("train.peak_flops", Number(Positive), Absent("measured at start"), Free, "FLOP/s that count as 100 % in the metric MFU."),
+
+    key("optimizer.muon_momentum", Number(BelowOne), Value("0.95"), FROM_HERE, "Momentum of Muon (Nesterov form)."),
+    key("optimizer.muon_weight_decay", Number(NotNegative), Value("0.1"), FROM_HERE, "Decoupled weight decay of Muon's matrices, times the learning rate."),
+    key("optimizer.ns_steps", Integer { min: 1, max: 100 }, Value("5"), FROM_HERE, "Newton-Schulz iterations of Muon."),
+    key("optimizer.muon_split_gate_up", Bool, Value("false"), MOMENTS, "Whether Muon treats an expert's gate and up halves as two matrices."),
+    key("optimizer.adam_betas", Betas, Value("[0.9, 0.95]"), FROM_HERE, "Decay rates of AdamW's two moments."),
+    key("optimizer.adam_eps", Number(Positive), Value("1e-8"), FROM_HERE, "Epsilon of AdamW."),
+    key("optimizer.adam_weight_decay", Number(NotNegative), Value("0.0"), FROM_HERE, "Decoupled weight decay of AdamW's parameters, times the learning rate."),
+    key("optimizer.clip", Number(NotNegative), Value("1.0"), FROM_HERE, "Largest global gradient norm; longer gradients are scaled down to it. 0 = never."),
+
+    key("schedule.kind", Choice(SCHEDULES), Value("\"cosine\""), NEW_CURVE, "Shape after the linear warm-up. `cosine` and `linear` fall from `lr` to `min_lr` over the rest of the run; `constant` stays; `wsd` (warm-up, stable, decay) stays and falls linearly over the last `decay_steps`."),
+    key("schedule.lr", Number(Positive), Required, NEW_CURVE, "Highest learning rate, of Muon and AdamW alike."),
+    key("schedule.min_lr", Number(NotNegative), Value("0.0"), NEW_CURVE, "Learning rate at the end; at most `lr`. `constant` does not use it."),
+    key("schedule.warmup_steps", Integer { min: 0, max: ANY }, Absent("from `warmup_tokens`, else 0"), NEW_CURVE, "Steps of linear warm-up. May be longer than the run (with a warning)."),
+    key("schedule.warmup_tokens", Tokens { min: 0 }, Absent("from `warmup_steps`"), NEW_CURVE, "The same in tokens, rounded up to whole steps. Give at most one of the two."),
+    key("schedule.decay_steps", Integer { min: 0, max: ANY }, Absent("needed by `wsd`, unused by the others"), NEW_CURVE, "Steps of the decay of `wsd`."),
+
+    key("router.balance", Choice(&["adamw", "sign", "pid"]), Value("\"adamw\""), MOMENTS, "Controller that moves the balancing biases, fed once per step with p_e - 1/E over the global batch: AdamW; a fixed step against the sign; or a PID controller."),
+    key("router.balance_lr", Number(NotNegative), Value("0.001"), FROM_HERE, "Step of `adamw` and `sign`, in units of router probability."),
+    key("router.balance_betas", Betas, Value("[0.9, 0.999]"), FROM_HERE, "Decay rates of the moments of `adamw`."),
+    key("router.balance_eps", Number(Positive), Value("1e-8"), FROM_HERE, "Epsilon of `adamw`."),
+    key("router.pid_proportional", Number(NotNegative), Value("0.1"), FROM_HERE, "Gain of `pid` on the error."),
+    key("router.pid_integral", Number(NotNegative), Value("0.01"), FROM_HERE, "Gain of `pid` on the sum of errors."),
+    key("router.pid_derivative", Number(NotNegative), Value("0.0"), FROM_HERE, "Gain of `pid` on the error's change per step."),
+    key("router.balance_warmup", Integer { min: 0, max: ANY }, Value("0"), FROM_HERE, "Steps over which the controller's gain rises linearly from 0 to its value."),
+    key("router.balance_skip_class", Bool, Value("false"), FROM_HERE, "Whether the skip class is balanced as one more expert; else its bias stays."),
+    key("router.freeze_tokens", Tokens { min: 0 }, Value("0"), FROM_HERE, "Tokens at the start of the run during which the routers' weights do not move."),
+
+    key("checkpoint.every", Integer { min: 1, max: ANY }, Value("1000"), Free, "Steps between checkpoints; one more is written at the end."),
+    key("checkpoint.keep_last", Integer { min: 1, max: ANY }, Absent("all are kept"), Free, "Newest checkpoints that are kept."),
+    key("checkpoint.keep_every", Integer { min: 1, max: ANY }, Absent("no step is special"), Free, "Checkpoints of steps that are multiples of this are kept whatever `keep_last` says."),
+
+    key("eval.every", Integer { min: 1, max: ANY }, Absent("never"), Free, "Steps between evaluations on `data.validation`; one more follows the last step."),
+    key("eval.tokens", Tokens { min: 1 }, Absent("the whole set"), Free, "Tokens of each held-out set that are used, rounded down to whole sequences."),
+
+    key("metrics.every", Integer { min: 1, max: ANY }, Value("1"), Free, "Steps between lines of `metrics.jsonl`."),
+
+    key("stages.*.name", Text, Required, STAGE, "Name of the stage; unique."),
+    key("stages.*.steps", Integer { min: 1, max: ANY }, Absent("`train.steps`"), STAGE, "As `train.steps`, for this stage."),
+    key("stages.*.tokens", Tokens { min: 1 }, Absent("`train.tokens`"), STAGE, "As `train.tokens`, for this stage."),
+    key("stages.*.global_batch_tokens", Tokens { min: 1 }, Absent("`train.global_batch_tokens`"), STAGE, "As `train.global_batch_tokens`."),
+    key("stages.*.micro_batch", Integer { min: 1, max: i32::MAX as u64 }, Absent("`train.micro_batch`"), STAGE, "As `train.micro_batch`."),
+    key("stages.*.seq_len", Length, Absent("`train.seq_len`"), STAGE, "As `train.seq_len`."),
+    key("stages.*.rope_theta", Number(Positive), Absent("`model.rope_theta`"), STAGE, "As `model.rope_theta`."),
+    key("stages.*.rope_theta_sliding", Number(Positive), Absent("`model.rope_theta_sliding`"), STAGE, "As `model.rope_theta_sliding`."),
+    key("stages.*.kind", Choice(SCHEDULES), Absent("`schedule.kind`"), STAGE, "As `schedule.kind`; a stage's curve spans the stage."),
+    key("stages.*.lr", Number(Positive), Absent("`schedule.lr`"), STAGE, "As `schedule.lr`."),
+    key("stages.*.min_lr", Number(NotNegative), Absent("`schedule.min_lr`"), STAGE, "As `schedule.min_lr`."),
+    key("stages.*.warmup_steps", Integer { min: 0, max: ANY }, Absent("`schedule.warmup_steps`"), STAGE, "As `schedule.warmup_steps`, from the stage's first step."),
+    key("stages.*.warmup_tokens", Tokens { min: 0 }, Absent("`schedule.warmup_tokens`"), STAGE, "As `schedule.warmup_tokens`."),
+    key("stages.*.decay_steps", Integer { min: 0, max: ANY }, Absent("`schedule.decay_steps`"), STAGE, "As `schedule.decay_steps`."),
+    key("stages.*.weights", Weights, Absent("`data.sources.*.weight`"), STAGE, "Weights of the sources by name, every source named: `{ web = 0.7, code = 0.3 }`."),
+];

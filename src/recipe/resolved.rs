@@ -1,0 +1,246 @@
+//! The resolved recipe: plain typed numbers, every default filled in, every path absolute.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::model::config::ModelConfig;
+
+/// Everything of a run. Read by [`super::load`]; keys and units are documented in `docs/RECIPE.md`.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    pub run: Run,
+    /// Name of the preset that the model started from, if any; `model` holds the outcome.
+    pub preset: Option<String>,
+    pub model: ModelConfig,
+    /// A Hugging Face `tokenizer.json`.
+    pub tokenizer: Option<PathBuf>,
+    pub data: Data,
+    pub train: Train,
+    pub optimizer: Optimizer,
+    pub schedule: ScheduleSpec,
+    pub router: Router,
+    pub checkpoint: Checkpoint,
+    pub eval: Eval,
+    pub metrics: Metrics,
+    /// Empty for a recipe without `[[stages]]`. Else every field above holds the first stage's values.
+    pub stages: Vec<Stage>,
+    /// Legal but surprising things, one sentence each, for the user to read.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    pub dir: PathBuf,
+    pub seed: u64,
+    pub time_limit: Option<Duration>,
+}
+
+/// Token shards that are sampled together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DataSource {
+    pub name: String,
+    /// Prefixes of `.bin`/`.idx` pairs, absolute.
+    pub shards: Vec<PathBuf>,
+    /// Relative to the other sources' weights; not normalised. 1 and without meaning for held-out sets.
+    pub weight: f64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Data {
+    /// At least one, and at least one with a weight above 0.
+    pub sources: Vec<DataSource>,
+    pub validation: Vec<DataSource>,
+    pub document_mask: bool,
+    pub eod_mask_loss: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    F32,
+    /// bf16 compute with f32 master weights.
+    Bf16,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Train {
+    pub steps: u64,
+    /// A multiple of `micro_batch * seq_len`.
+    pub global_batch_tokens: u64,
+    /// Sequences of one forward and backward pass.
+    pub micro_batch: usize,
+    pub seq_len: usize,
+    pub precision: Precision,
+    /// None = all cores.
+    pub threads: Option<usize>,
+    /// FLOP/s; None = measured.
+    pub peak_flops: Option<f64>,
+}
+
+impl Train {
+    /// Sequences of one optimizer step.
+    pub fn sequences_per_step(&self) -> u64 {
+        self.global_batch_tokens / self.seq_len as u64
+    }
+    /// Forward and backward passes of one optimizer step.
+    pub fn micro_batches_per_step(&self) -> u64 {
+        self.sequences_per_step() / self.micro_batch as u64
+    }
+    pub fn total_tokens(&self) -> u64 {
+        self.steps * self.global_batch_tokens
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Optimizer {
+    pub muon_momentum: f64,
+    pub muon_weight_decay: f64,
+    pub ns_steps: usize,
+    pub muon_split_gate_up: bool,
+    pub adam_betas: [f64; 2],
+    pub adam_eps: f64,
+    pub adam_weight_decay: f64,
+    /// Largest global gradient norm; 0 = never clipped.
+    pub clip: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScheduleKind {
+    Cosine,
+    Constant,
+    Linear,
+    /// Warm-up, stable, decay.
+    Wsd,
+}
+
+/// The learning rate's curve; `crate::optim::schedule` evaluates it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScheduleSpec {
+    pub kind: ScheduleKind,
+    pub lr: f64,
+    pub min_lr: f64,
+    pub warmup_steps: u64,
+    /// Only `Wsd` uses it.
+    pub decay_steps: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Balance {
+    AdamW,
+    Sign,
+    Pid,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Router {
+    pub balance: Balance,
+    pub balance_lr: f64,
+    pub balance_betas: [f64; 2],
+    pub balance_eps: f64,
+    pub pid_proportional: f64,
+    pub pid_integral: f64,
+    pub pid_derivative: f64,
+    /// Steps over which the controller's gain rises from 0.
+    pub balance_warmup: u64,
+    pub balance_skip_class: bool,
+    /// Tokens at the start during which router weights do not move.
+    pub freeze_tokens: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// Steps.
+    pub every: u64,
+    /// None = all are kept.
+    pub keep_last: Option<u64>,
+    pub keep_every: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Eval {
+    /// Steps; None = never.
+    pub every: Option<u64>,
+    /// Tokens of each held-out set; None = all.
+    pub tokens: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Metrics {
+    /// Steps.
+    pub every: u64,
+}
+
+/// What one stage of a recipe says in place of the recipe's other tables.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stage {
+    pub name: String,
+    pub steps: u64,
+    pub global_batch_tokens: u64,
+    pub micro_batch: usize,
+    pub seq_len: usize,
+    pub rope_theta: f64,
+    pub rope_theta_sliding: f64,
+    pub schedule: ScheduleSpec,
+    /// In the order of `data.sources`.
+    pub weights: Vec<f64>,
+}
+
+/// Equal when every key says the same; warnings are not compared.
+impl PartialEq for Recipe {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.run, &self.preset, &self.model, &self.tokenizer, &self.data, &self.train)
+            == (&other.run, &other.preset, &other.model, &other.tokenizer, &other.data, &other.train)
+            && (&self.optimizer, &self.schedule, &self.router, &self.checkpoint, &self.eval, &self.metrics, &self.stages)
+                == (
+                    &other.optimizer,
+                    &other.schedule,
+                    &other.router,
+                    &other.checkpoint,
+                    &other.eval,
+                    &other.metrics,
+                    &other.stages,
+                )
+    }
+}
+
+impl Recipe {
+    /// Stages of the run; a recipe without `[[stages]]` is one.
+    pub fn num_stages(&self) -> usize {
+        self.stages.len().max(1)
+    }
+
+    /// The recipe of stage `i` alone (None beyond the last).
+    pub fn stage(&self, i: usize) -> Option<Recipe> {
+        if self.stages.is_empty() {
+            return (i == 0).then(|| self.clone());
+        }
+        let stage = self.stages.get(i)?;
+        let mut out = self.clone();
+        out.train.steps = stage.steps;
+        out.train.global_batch_tokens = stage.global_batch_tokens;
+        out.train.micro_batch = stage.micro_batch;
+        out.train.seq_len = stage.seq_len;
+        out.model.rope.theta = stage.rope_theta;
+        out.model.rope_sliding.theta = stage.rope_theta_sliding;
+        out.schedule = stage.schedule.clone();
+        for (source, weight) in out.data.sources.iter_mut().zip(&stage.weights) {
+            source.weight = *weight;
+        }
+        out.stages = vec![stage.clone()];
+        Some(out)
+    }
+
+    /// The stage that the fields above describe.
+    pub(super) fn as_stage(&self, name: String) -> Stage {
+        Stage {
+            name,
+            steps: self.train.steps,
+            global_batch_tokens: self.train.global_batch_tokens,
+            micro_batch: self.train.micro_batch,
+            seq_len: self.train.seq_len,
+            rope_theta: self.model.rope.theta,
+            rope_theta_sliding: self.model.rope_sliding.theta,
+            schedule: self.schedule.clone(),
+            weights: self.data.sources.iter().map(|s| s.weight).collect(),
+        }
+    }
+}
