@@ -1,11 +1,217 @@
 //! `zaya tokenize`.
 
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
+use clap::ValueEnum;
+use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
+
+use crate::data::build::{Corpus, TokenizeJob, TrainVocabJob, Watcher, tokenize, train_vocab};
+use crate::error::bad_input;
+use crate::error::exit_code;
+use crate::text::Eod;
+use crate::text::corpus::{Input, Layout, read_list};
+use crate::text::record::OnBad;
 
 /// Turn text into token shards, or learn a vocabulary.
+///
+/// With --tokenizer: reads text or JSON lines, also .gz and .zst, and writes the Megatron-LM shard PREFIX.bin, PREFIX.idx
+/// and a description PREFIX.json. With --train-vocab N: learns a byte-level BPE and writes tokenizer.json. Odd input
+/// (empty, not Unicode, cut off, ...) has defined results: docs/TOKENIZE.md.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Hugging Face tokenizer.json to encode with
+    #[arg(long, value_name = "FILE", required_unless_present = "train_vocab", conflicts_with = "train_vocab")]
+    tokenizer: Option<PathBuf>,
 
-pub fn run(_args: Args) -> Result<u8> {
-    anyhow::bail!("`zaya tokenize` is not built yet")
+    /// Learn a byte-level BPE vocabulary of N entries instead
+    #[arg(long, value_name = "N")]
+    train_vocab: Option<usize>,
+
+    /// Files to read, in this order
+    #[arg(long, value_name = "F", num_args = 1..)]
+    input: Vec<PathBuf>,
+
+    /// File that lists further inputs, one path a line; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    input_list: Vec<PathBuf>,
+
+    /// PREFIX of the shard; with --train-vocab, the tokenizer.json to write
+    #[arg(long, value_name = "PREFIX")]
+    output: PathBuf,
+
+    /// How files are cut into documents; auto goes by the name: .jsonl, .ndjson and .json are JSON lines, all else is text
+    #[arg(long, value_enum, default_value_t = Format::Auto)]
+    format: Format,
+
+    /// Field of a JSON line that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    field: String,
+
+    /// Token that ends a document [default: the special token known to mean it, if there is exactly one]
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["no_eod", "train_vocab"], allow_hyphen_values = true)]
+    eod: Option<String>,
+
+    /// End documents with no token
+    #[arg(long, conflicts_with = "train_vocab")]
+    no_eod: bool,
+
+    /// Special token of a new vocabulary beside <|endoftext|>, may be repeated
+    #[arg(long, value_name = "TOKEN", requires = "train_vocab", allow_hyphen_values = true)]
+    special: Vec<String>,
+
+    /// What to do with records that are not Unicode, not JSON, or without the field
+    #[arg(long, value_enum, default_value_t = BadRecords::Replace)]
+    on_bad: BadRecords,
+
+    /// Threads [default: one for each core]; the output does not depend on it
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    workers: usize,
+
+    /// Replace an output that exists
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// By the file's name
+    Auto,
+    /// One document a file
+    Text,
+    /// One JSON object a line
+    Jsonl,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BadRecords {
+    /// Put U+FFFD where text is not Unicode; pass over what cannot be repaired
+    Replace,
+    /// Pass over both
+    Skip,
+    /// Stop at the first
+    Fail,
+}
+
+pub fn run(args: Args) -> Result<u8> {
+    let corpus = corpus(&args)?;
+    let total = corpus.inputs.iter().map(|i| i.file_bytes).sum();
+    let mut bar = Bar::new(total);
+    let begin = Instant::now();
+    let summary = match args.train_vocab {
+        Some(size) => {
+            let job = TrainVocabJob {
+                corpus,
+                size,
+                special: args.special,
+                output: args.output,
+                overwrite: args.overwrite,
+                workers: args.workers,
+            };
+            let done = train_vocab(&job, &mut bar)?;
+            format!(
+                "learned {} entries from {} documents, {}{}: {}",
+                HumanCount(size as u64),
+                HumanCount(done.documents),
+                HumanBytes(done.text_bytes),
+                skipped(done.skipped.empty, done.skipped.bad),
+                job.output.display()
+            )
+        }
+        None => {
+            let job = TokenizeJob {
+                corpus,
+                tokenizer: args.tokenizer.ok_or_else(|| bad_input("--tokenizer is missing"))?,
+                eod: match args.eod {
+                    Some(token) => Eod::Token(token),
+                    None if args.no_eod => Eod::Absent,
+                    None => Eod::Find,
+                },
+                output: args.output,
+                overwrite: args.overwrite,
+                workers: args.workers,
+            };
+            let done = tokenize(&job, &mut bar)?;
+            format!(
+                "{} documents, {} tokens ({}), {} of text{}: {}.bin",
+                HumanCount(done.documents),
+                HumanCount(done.tokens),
+                done.dtype,
+                HumanBytes(done.text_bytes),
+                skipped(done.skipped.empty, done.skipped.bad),
+                crate::data::shard::prefix_of(&job.output).display()
+            )
+        }
+    };
+    let seconds = begin.elapsed().as_secs_f64();
+    bar.bar.finish_and_clear();
+    println!("{summary} ({seconds:.1} s, {}/s)", HumanBytes((total as f64 / seconds.max(1e-3)) as u64));
+    Ok(exit_code::OK)
+}
+
+fn corpus(args: &Args) -> Result<Corpus> {
+    let mut paths = args.input.clone();
+    for list in &args.input_list {
+        paths.extend(read_list(list)?);
+    }
+    if paths.is_empty() {
+        return Err(bad_input("there is nothing to read: give files with --input, or a list of them with --input-list"));
+    }
+    let layout = match args.format {
+        Format::Auto => None,
+        Format::Text => Some(Layout::Text),
+        Format::Jsonl => Some(Layout::JsonLines),
+    };
+    let on_bad = match args.on_bad {
+        BadRecords::Replace => OnBad::Replace,
+        BadRecords::Skip => OnBad::Skip,
+        BadRecords::Fail => OnBad::Fail,
+    };
+    let inputs = paths.iter().map(|path| Input::find(path, layout)).collect::<Result<_>>()?;
+    Ok(Corpus { inputs, field: args.field.clone(), on_bad })
+}
+
+fn skipped(empty: u64, bad: u64) -> String {
+    match (empty, bad) {
+        (0, 0) => String::new(),
+        (empty, bad) => format!(", passed over {} empty and {} bad", HumanCount(empty), HumanCount(bad)),
+    }
+}
+
+/// Progress on standard error; nothing where that is no terminal.
+struct Bar {
+    bar: ProgressBar,
+    total: u64,
+}
+
+impl Bar {
+    fn new(total: u64) -> Self {
+        let bar = ProgressBar::new(total);
+        let look = "{spinner} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  ETA {eta} {msg}";
+        if let Ok(style) = ProgressStyle::with_template(look) {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, total }
+    }
+}
+
+impl Watcher for Bar {
+    fn progress(&mut self, bytes: u64) {
+        self.bar.set_position(bytes);
+        if bytes >= self.total {
+            self.bar.set_message("finishing");
+        }
+    }
+
+    fn warn(&mut self, text: &str) {
+        self.bar.suspend(|| eprintln!("warning: {text}"));
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
 }

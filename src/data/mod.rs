@@ -1,1 +1,29 @@
 //! Token shards, mixtures, sample order, loader.
+//!
+//! [`build`] turns text into shards (`zaya tokenize`). [`loader::Loader`] hands out training batches as a pure function
+//! of seed and step; [`validation::ValidationSet`] walks held-out shards once, in order. What lies between:
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`shard`], [`writer`], [`sidecar`] | one `.bin`/`.idx` pair with its `.json`: reading and writing |
+//! | [`dataset`] | several shards read as one row of documents |
+//! | [`order`] | bijective shuffles and the hash under them |
+//! | [`source`] | the endless stream of training samples of one dataset |
+//! | [`mixture`] | which source gives the next sample |
+//! | [`loader`], [`prefetch`], [`validation`] | batches |
+
+pub mod build;
+pub mod dataset;
+pub mod loader;
+pub mod mixture;
+pub mod order;
+pub mod prefetch;
+pub mod shard;
+pub mod sidecar;
+pub mod source;
+pub mod validation;
+pub mod writer;
+
+pub use loader::{Loader, LoaderConfig, SourceSpec};
+pub use mixture::MixtureState;
+pub use validation::ValidationSet;

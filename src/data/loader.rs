@@ -1,0 +1,261 @@
+//! Training batches as a pure function of (seed, step): the order is final before the first step.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use super::dataset::Dataset;
+use super::mixture::{Mixture, MixtureState};
+use super::order::hash;
+use super::source::{Sample, Source};
+use crate::error::bad_input;
+use crate::tensor::backend::Batch;
+
+/// One entry of a recipe's list of data sources.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SourceSpec {
+    /// Shown in errors and metrics; its order in the list, not its name, fixes the shuffle.
+    pub name: String,
+    /// Share of the samples, relative to the other weights.
+    pub weight: f64,
+    /// Shards: prefix, `.bin` or `.idx`, read in this order.
+    pub paths: Vec<PathBuf>,
+    /// Samples of this source that an earlier stage (same seed and sequence length) has used: they are passed over.
+    pub first_sample: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoaderConfig {
+    pub seed: u64,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Sequences of a global batch.
+    pub batch_sequences: usize,
+    /// Tell documents apart: rows carry where their document begins, and the last token of a document (its end-of-document
+    /// token) gets no label, since the next token belongs to a document it knows nothing of.
+    pub document_mask: bool,
+    /// Rows of the model's embedding; an id at or beyond it is refused, naming file and place.
+    pub vocab_size: usize,
+}
+
+/// Which sample a sequence of a batch shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleId {
+    /// Index into the list of sources.
+    pub source: usize,
+    /// Number of the sample within its source.
+    pub number: u64,
+}
+
+#[derive(Debug)]
+struct NamedSource {
+    name: String,
+    first_sample: u64,
+    source: Source,
+}
+
+/// Samples of one step, and the state before and after it.
+#[derive(Debug)]
+struct Plan {
+    step: u64,
+    before: MixtureState,
+    after: MixtureState,
+    samples: Vec<SampleId>,
+}
+
+/// Training data of one stage.
+///
+/// Global sample n is drawn from the source that [`Mixture`] names and is that source's next sample ([`Source`]); the
+/// batch of step t is global samples `t * G .. (t + 1) * G`, G = `batch_sequences`. Micro-batches and ranks take slices of
+/// it, so that how a batch is cut changes nothing. A step is found from the step before it or from a restored state in
+/// constant time, and from anywhere else by replaying a few integers a sample.
+#[derive(Debug)]
+pub struct Loader {
+    config: LoaderConfig,
+    mixture: Mixture,
+    sources: Vec<NamedSource>,
+    plan: Mutex<Arc<Plan>>,
+}
+
+impl Loader {
+    /// Opens every shard. Refuses impossible weights, missing or damaged files, sources without tokens, and sources that
+    /// different tokenizers wrote.
+    pub fn open(config: LoaderConfig, specs: &[SourceSpec]) -> Result<Self> {
+        if config.batch_sequences == 0 {
+            return Err(bad_input("a global batch of 0 sequences trains nothing"));
+        }
+        let mixture = Mixture::new(&specs.iter().map(|s| s.weight).collect::<Vec<_>>())?;
+        let mut sources = Vec::with_capacity(specs.len());
+        for (i, spec) in specs.iter().enumerate() {
+            let open = || Source::new(Dataset::open(&spec.paths)?, hash(config.seed, &[i as u64]), config.seq_len, config.vocab_size);
+            let source = open().with_context(|| format!("data source `{}`", spec.name))?;
+            sources.push(NamedSource { name: spec.name.clone(), first_sample: spec.first_sample, source });
+        }
+        let mut known = sources.iter().filter_map(|s| Some((&s.name, s.source.dataset().tokenizer_sha256()?)));
+        if let Some((first, sha)) = known.next()
+            && let Some((other, _)) = known.find(|(_, s)| *s != sha)
+        {
+            return Err(bad_input(format!("data sources `{first}` and `{other}` were written with different tokenizers")));
+        }
+        let start = mixture.start();
+        let plan = Plan { step: 0, before: start.clone(), after: start, samples: Vec::new() };
+        let loader = Self { config, mixture, sources, plan: Mutex::new(Arc::new(plan)) };
+        loader.plan(0)?;
+        Ok(loader)
+    }
+
+    pub fn config(&self) -> &LoaderConfig {
+        &self.config
+    }
+
+    /// Names of the sources, in order.
+    pub fn source_names(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().map(|s| s.name.as_str())
+    }
+
+    /// The data of source `i`: counts, tokenizer, bytes.
+    pub fn dataset(&self, i: usize) -> &Dataset {
+        self.sources[i].source.dataset()
+    }
+
+    /// Epochs of each source that are begun or done after `step` steps, as a fraction: tokens drawn / tokens there.
+    pub fn epochs_at(&self, step: u64) -> Result<Vec<f64>> {
+        let state = self.state_at(step)?;
+        let drawn = |(s, count): (&NamedSource, &u64)| {
+            (s.first_sample + count) as f64 * self.config.seq_len as f64 / s.source.dataset().num_tokens() as f64
+        };
+        Ok(self.sources.iter().zip(&state.counts).map(drawn).collect())
+    }
+
+    /// Sequences `rows` of the global batch of `step`, as a micro-batch.
+    ///
+    /// `labels[p]` is the token after position p. With `document_mask`, `doc_start[p]` is the position in the sequence where
+    /// p's document begins (0 when it began earlier), and the last token of a document has label -1; without it,
+    /// `doc_start` is empty and every row has a label.
+    pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+        let plan = self.plan(step)?;
+        ensure!(
+            rows.start <= rows.end && rows.end <= plan.samples.len(),
+            "sequences {rows:?} of a batch of {}",
+            plan.samples.len()
+        );
+        let seq = self.config.seq_len;
+        let mut batch = Batch { batch: rows.len(), seq, ..Batch::default() };
+        batch.ids.reserve(rows.len() * seq);
+        batch.labels.reserve(rows.len() * seq);
+        let mut sample = Sample::default();
+        for id in &plan.samples[rows] {
+            let from = &self.sources[id.source];
+            let read = from.source.read(id.number, &mut sample);
+            read.with_context(|| format!("reading sample {} of data source `{}` for step {step}", id.number, from.name))?;
+            append(&mut batch, &sample.ids, &sample.starts, self.config.document_mask);
+        }
+        Ok(batch)
+    }
+
+    /// Which samples make up the global batch of `step`, in order.
+    pub fn samples(&self, step: u64) -> Result<Vec<SampleId>> {
+        Ok(self.plan(step)?.samples.clone())
+    }
+
+    /// Samples drawn from each source in the steps before `step`: what a checkpoint stores.
+    pub fn state_at(&self, step: u64) -> Result<MixtureState> {
+        let plan = self.current()?;
+        let samples = self.samples_before(step)?;
+        Ok(match () {
+            () if plan.before.samples == samples => plan.before.clone(),
+            () if plan.after.samples == samples => plan.after.clone(),
+            () => self.mixture.state_at(samples),
+        })
+    }
+
+    /// Goes on from a stored state without replaying. The state is believed, after a check that it can be one of this
+    /// loader's; [`Loader::fingerprint`] and an equal recipe make sure that it is.
+    pub fn restore(&self, step: u64, state: &MixtureState) -> Result<()> {
+        let samples = self.samples_before(step)?;
+        let sum: u64 = state.counts.iter().sum();
+        if state.counts.len() != self.sources.len() || state.samples != samples || sum != samples {
+            return Err(bad_input(format!(
+                "the data state of the checkpoint does not fit the recipe: it has {} sources and {} samples ({sum} by its counts), \
+                 the recipe {} sources and {samples} samples before step {step}; were sources or the batch size changed?",
+                state.counts.len(),
+                state.samples,
+                self.sources.len()
+            )));
+        }
+        let plan = self.make_plan(step, state.clone());
+        *self.plan.lock().map_err(|_| poisoned())? = Arc::new(plan);
+        Ok(())
+    }
+
+    /// Hash of everything but the seed that fixes what training reads: the shards of every source in order (sizes and
+    /// indices, not paths). The same data under other paths has the same fingerprint. Reads every index once.
+    pub fn fingerprint(&self) -> String {
+        let mut hash = blake3::Hasher::new();
+        for source in &self.sources {
+            hash.update(source.source.dataset().fingerprint().as_bytes());
+        }
+        hash.finalize().to_hex().to_string()
+    }
+
+    /// Fingerprint of each source by name, so that an error can say which one changed.
+    pub fn fingerprints(&self) -> BTreeMap<String, String> {
+        self.sources.iter().map(|s| (s.name.clone(), s.source.dataset().fingerprint())).collect()
+    }
+
+    fn samples_before(&self, step: u64) -> Result<u64> {
+        let samples = step.checked_mul(self.config.batch_sequences as u64);
+        samples.ok_or_else(|| anyhow!("step {step} lies beyond 2^64 samples"))
+    }
+
+    fn current(&self) -> Result<Arc<Plan>> {
+        Ok(self.plan.lock().map_err(|_| poisoned())?.clone())
+    }
+
+    fn plan(&self, step: u64) -> Result<Arc<Plan>> {
+        let current = self.current()?;
+        if current.step == step && !current.samples.is_empty() {
+            return Ok(current);
+        }
+        let plan = Arc::new(self.make_plan(step, self.state_at(step)?));
+        *self.plan.lock().map_err(|_| poisoned())? = plan.clone();
+        Ok(plan)
+    }
+
+    fn make_plan(&self, step: u64, before: MixtureState) -> Plan {
+        let mut after = before.clone();
+        let mut take = || {
+            let (source, count) = self.mixture.take(&mut after);
+            SampleId { source, number: self.sources[source].first_sample + count }
+        };
+        let samples = (0..self.config.batch_sequences).map(|_| take()).collect();
+        Plan { step, before, after, samples }
+    }
+}
+
+fn poisoned() -> anyhow::Error {
+    anyhow!("another thread failed while it read training data")
+}
+
+/// Appends one sequence to `batch`: `ids` has one token more than a row, `starts` the positions where documents begin.
+pub(super) fn append(batch: &mut Batch, ids: &[u32], starts: &[u32], document_mask: bool) {
+    let seq = batch.seq;
+    batch.ids.extend(&ids[..seq]);
+    let first_label = batch.labels.len();
+    batch.labels.extend(ids[1..=seq].iter().map(|id| i64::from(*id)));
+    if !document_mask {
+        return;
+    }
+    let mut from = 0;
+    for begin in starts.iter().copied().filter(|s| *s > 0) {
+        // The token before a document's first belongs to another document.
+        batch.labels[first_label + begin as usize - 1] = -1;
+        let to = (begin as usize).min(seq);
+        batch.doc_start.resize(first_label + to, from);
+        from = begin;
+    }
+    batch.doc_start.resize(first_label + seq, from);
+}

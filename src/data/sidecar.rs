@@ -1,0 +1,98 @@
+//! `PREFIX.json`: what a shard was made from. Megatron-LM does not need it; zaya reads it for bits per byte and to see that
+//! shards, tokenizer and model belong together.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// Value of `format`.
+pub const FORMAT: &str = "megatron-indexed-1";
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sidecar {
+    /// [`FORMAT`].
+    pub format: String,
+    /// Program and version that wrote the shard.
+    pub tool: String,
+    pub tokenizer: TokenizerInfo,
+    /// Token that ends every document, counted in its length; none with `--no-eod`.
+    pub eod: Option<EodInfo>,
+    /// `uint16` or `int32`.
+    pub dtype: String,
+    /// Documents in the shard.
+    pub documents: u64,
+    /// Tokens in the shard, ends of documents included.
+    pub tokens: u64,
+    /// UTF-8 bytes of the documents' text, after repair.
+    pub text_bytes: u64,
+    pub skipped: Skipped,
+    pub replaced: Replaced,
+    /// Tokens that stand for text the vocabulary cannot spell.
+    pub unknown_tokens: u64,
+    pub bin_bytes: u64,
+    pub bin_xxh3_64: String,
+    pub idx_bytes: u64,
+    pub idx_xxh3_64: String,
+    /// Inputs in the order they were read; their counts sum to those above.
+    pub sources: Vec<SourceInfo>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenizerInfo {
+    /// Name of the file, without its directory.
+    pub file: String,
+    /// SHA-256 of the file, hexadecimal.
+    pub sha256: String,
+    /// Largest id + 1: rows that a model's embedding needs at least.
+    pub vocab_size: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EodInfo {
+    pub token: String,
+    pub id: u32,
+}
+
+/// Records that became no document.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// No text at all.
+    pub empty: u64,
+    /// Unusable: malformed, without the field, or (with `--on-bad skip`) in need of repair.
+    pub bad: u64,
+}
+
+/// Repairs to text that is not Unicode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replaced {
+    pub documents: u64,
+    /// U+FFFD put in.
+    pub characters: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SourceInfo {
+    /// As given on the command line.
+    pub path: String,
+    /// Size of the file as it lies there, compressed or not.
+    pub file_bytes: u64,
+    pub documents: u64,
+    pub tokens: u64,
+    pub text_bytes: u64,
+    pub skipped: Skipped,
+    pub replaced: Replaced,
+}
+
+impl Sidecar {
+    /// The sidecar at `path`, or None where there is no such file.
+    pub fn read(path: &Path) -> Result<Option<Self>> {
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("reading the sidecar {}", path.display())),
+        };
+        let text = format!("the sidecar {} is not one that `zaya tokenize` writes; remove it or tokenize again", path.display());
+        serde_json::from_slice(&bytes).context(text).map(Some)
+    }
+}

@@ -1,0 +1,106 @@
+//! Held-out data: every token predicted once, in the order of the files.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use super::dataset::Dataset;
+use super::loader::append;
+use crate::error::bad_input;
+use crate::tensor::backend::Batch;
+
+/// Held-out shards as windows of `seq_len` tokens, one after the other, without overlap.
+///
+/// Window w has inputs `w * L .. w * L + L` and their successors as labels, so every token but the very first is
+/// predicted exactly once (with `document_mask`: every token but the first of each document). The last window is filled
+/// up with rows that are not `valid` and have no label.
+#[derive(Debug)]
+pub struct ValidationSet {
+    dataset: Dataset,
+    seq_len: usize,
+    document_mask: bool,
+    vocab_size: usize,
+}
+
+impl ValidationSet {
+    /// Refuses data of fewer than two tokens: there is nothing to predict.
+    pub fn open(paths: &[PathBuf], seq_len: usize, document_mask: bool, vocab_size: usize) -> Result<Self> {
+        let dataset = Dataset::open(paths)?;
+        if dataset.num_tokens() < 2 || seq_len == 0 {
+            let text = "held-out shards have fewer than 2 tokens, or sequences of 0 tokens: nothing to predict";
+            return Err(bad_input(format!("{text} (first file: {})", dataset.shards()[0].bin_path().display())));
+        }
+        Ok(Self { dataset, seq_len, document_mask, vocab_size })
+    }
+
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Windows that together predict every token.
+    pub fn num_windows(&self) -> u64 {
+        (self.dataset.num_tokens() - 1).div_ceil(self.seq_len as u64)
+    }
+
+    /// UTF-8 bytes of all documents / all tokens, the ends of documents among the tokens; None where a shard lacks the
+    /// sidecar that counts bytes.
+    ///
+    /// Bits per byte = mean loss in nats a predicted token / ln 2 / this ratio. The end of a document is predicted like any
+    /// token but stands for no byte, so its cost is spread over the text's bytes. The few tokens that nothing predicts
+    /// (see the type) are charged at the mean of the others.
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        Some(self.dataset.text_bytes()? as f64 / self.dataset.num_tokens() as f64)
+    }
+
+    /// Windows `windows` as one batch.
+    pub fn batch(&self, windows: Range<u64>) -> Result<Batch> {
+        ensure!(
+            windows.start <= windows.end && windows.end <= self.num_windows(),
+            "windows {windows:?} of {} held-out windows",
+            self.num_windows()
+        );
+        let seq = self.seq_len;
+        let mut batch = Batch { batch: (windows.end - windows.start) as usize, seq, ..Batch::default() };
+        let (mut ids, mut starts) = (Vec::new(), Vec::new());
+        let mut padding = 0;
+        for w in windows {
+            let from = w * seq as u64;
+            let to = (from + seq as u64 + 1).min(self.dataset.num_tokens());
+            ids.clear();
+            self.dataset.read(from, to, self.vocab_size, &mut ids)?;
+            self.starts(from, to, &mut starts)?;
+            padding = seq + 1 - ids.len();
+            ids.resize(seq + 1, 0);
+            append(&mut batch, &ids, &starts, self.document_mask);
+        }
+        // Only the very last window can be short. Its last real token has no successor, hence no label and no row.
+        if padding > 0 {
+            let real = batch.ids.len() - padding;
+            batch.labels[real..].fill(-1);
+            batch.ids[real..].fill(0);
+            batch.valid = (0..batch.ids.len()).map(|row| row < real).collect();
+        }
+        Ok(batch)
+    }
+
+    /// Positions in the window `from..to` where documents begin.
+    fn starts(&self, from: u64, to: u64, starts: &mut Vec<u32>) -> Result<()> {
+        starts.clear();
+        if !self.document_mask {
+            return Ok(());
+        }
+        let mut d = self.dataset.document_of_token(from)?;
+        while d < self.dataset.num_documents() {
+            let (start, end) = self.dataset.document(d)?;
+            if start >= to {
+                break;
+            }
+            if start >= from && end > start {
+                starts.push((start - from) as u32);
+            }
+            d += 1;
+        }
+        Ok(())
+    }
+}

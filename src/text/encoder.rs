@@ -1,0 +1,198 @@
+//! A Hugging Face `tokenizer.json` as pretraining uses it: plain text in, ids out, no special token by accident.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::guard;
+use crate::error::{bad_input, did_you_mean};
+
+/// Which token ends a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Eod {
+    /// The one among the special tokens that is known to mean it; an error if none or several are.
+    Find,
+    /// This one.
+    Token(String),
+    /// None.
+    Absent,
+}
+
+/// Special tokens that end a document in one family of models or another.
+const KNOWN_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>", "<|endofdocument|>"];
+
+/// Turns text into ids exactly as Hugging Face `tokenizers` does with `split_special_tokens=True` and without a
+/// post-processor (no BOS): text that spells a special token is text, other added tokens match. Truncation, padding
+/// and dropout that the file may ask for are off.
+#[derive(Debug)]
+pub struct Encoder {
+    /// As the file says it: names, decoding.
+    plain: Tokenizer,
+    /// The copy whose model cannot spell special tokens, where `plain` could.
+    guarded: Option<Tokenizer>,
+    sha256: String,
+    vocab_size: usize,
+    eod: Option<(String, u32)>,
+    /// `forbidden[id]`: text must not become this id.
+    forbidden: Vec<bool>,
+    unknown: Option<u32>,
+}
+
+impl Encoder {
+    /// Reads `path`. Everything that could be wrong with the tokenizer or the choice of `eod` is found here.
+    pub fn load(path: &Path, eod: &Eod) -> Result<Self> {
+        let shown = path.display();
+        let bytes = std::fs::read(path).map_err(|e| bad_input(format!("tokenizer {shown} cannot be read: {e}")))?;
+        let not_one = |e: &dyn std::fmt::Display| bad_input(format!("tokenizer {shown} is not a Hugging Face tokenizer.json: {e}"));
+        let mut json: Value = serde_json::from_slice(&bytes).map_err(|e| not_one(&e))?;
+        let mut plain = Tokenizer::from_bytes(&bytes).map_err(|e| not_one(&e))?;
+        let mut special = special_tokens(&json);
+        let eod = match eod {
+            Eod::Absent => None,
+            Eod::Find => Some(find_eod(&special).map_err(|why| bad_input(format!("tokenizer {shown}: {why}")))?),
+            Eod::Token(token) => Some(token.clone()),
+        };
+        let eod = match eod {
+            None => None,
+            Some(token) => Some((token.clone(), check_eod(&token, &plain, &json, &special, path)?)),
+        };
+        if let Some((token, _)) = &eod
+            && !special.contains(token)
+        {
+            // From here on it is one, whatever the file says.
+            special.push(token.clone());
+            mark_special(&mut json, token);
+            plain.add_special_tokens([AddedToken::from(token.as_str(), true)]).map_err(|e| not_one(&e))?;
+        }
+        let unknown = guard::unknown_token(&json).and_then(|token| plain.token_to_id(token));
+        let ids = plain.get_vocab(true).into_values();
+        let vocab_size = ids.max().map_or(0, |max| max as usize + 1);
+        if vocab_size == 0 {
+            return Err(bad_input(format!("tokenizer {shown} has an empty vocabulary")));
+        }
+        let mut forbidden = vec![false; vocab_size];
+        for token in &special {
+            if let Some(id) = plain.token_to_id(token) {
+                forbidden[id as usize] = Some(id) != unknown && !guard::is_letter(&json, token);
+            }
+        }
+        let dropout = json["model"].get("dropout").is_some_and(|d| !d.is_null());
+        if dropout {
+            json["model"]["dropout"] = Value::Null;
+        }
+        let changed = guard::hide(&mut json, &special) || dropout;
+        let mut guarded: Option<Tokenizer> =
+            if changed { Some(serde_json::from_value(json).map_err(|e| not_one(&e))?) } else { None };
+        for tokenizer in [Some(&mut plain), guarded.as_mut()].into_iter().flatten() {
+            tokenizer.with_padding(None);
+            tokenizer.with_truncation(None).map_err(|e| not_one(&e))?;
+            tokenizer.set_encode_special_tokens(true);
+        }
+        let sha256 = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+        Ok(Self { plain, guarded, sha256, vocab_size, eod, forbidden, unknown })
+    }
+
+    /// SHA-256 of the file, hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+    /// Largest id + 1.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+    /// The token that ends a document, and its id.
+    pub fn eod(&self) -> Option<(&str, u32)> {
+        self.eod.as_ref().map(|(token, id)| (token.as_str(), *id))
+    }
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.plain.token_to_id(token)
+    }
+    /// Id of the entry that stands for text the vocabulary cannot spell, if the model has one.
+    pub fn unknown(&self) -> Option<u32> {
+        self.unknown
+    }
+
+    /// Ids of `text`, without anything added.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let tokenizer = self.guarded.as_ref().unwrap_or(&self.plain);
+        // A tokenizer that panics on one document out of a billion should not take the run's name for it with it.
+        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, false)))
+            .map_err(|_| anyhow!("the tokenizer panicked on this text ({} bytes)", text.len()))?
+            .map_err(|e| anyhow!("the tokenizer cannot encode this text ({} bytes): {e}", text.len()))?;
+        let ids = encoding.get_ids();
+        if let Some(id) = ids.iter().find(|id| self.forbidden.get(**id as usize).is_none_or(|forbidden| *forbidden)) {
+            let token = self.plain.id_to_token(*id).unwrap_or_default();
+            return Err(anyhow!("the tokenizer made the special token `{token}` (id {id}) from plain text"));
+        }
+        Ok(ids.to_vec())
+    }
+
+    /// Text of `ids`. Special tokens are spelt out unless `skip_special`.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.plain.decode(ids, skip_special).map_err(|e| anyhow!("the tokenizer cannot decode {} ids: {e}", ids.len()))
+    }
+}
+
+/// Contents of the special added tokens, in the file's order.
+fn special_tokens(json: &Value) -> Vec<String> {
+    let tokens = json.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+    let special = tokens.filter(|t| t.get("special").and_then(Value::as_bool) == Some(true));
+    special.filter_map(|t| t.get("content")?.as_str()).map(str::to_string).collect()
+}
+
+fn mark_special(json: &mut Value, token: &str) {
+    for added in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
+        if added.get("content").and_then(Value::as_str) == Some(token) {
+            added["special"] = Value::Bool(true);
+        }
+    }
+}
+
+fn list(tokens: &[String]) -> String {
+    const SHOWN: usize = 12;
+    let mut text = tokens.iter().take(SHOWN).map(|t| format!("`{t}`")).collect::<Vec<_>>().join(", ");
+    if tokens.len() > SHOWN {
+        text += &format!(" and {} more", tokens.len() - SHOWN);
+    }
+    if tokens.is_empty() { "none".into() } else { text }
+}
+
+fn find_eod(special: &[String]) -> Result<String, String> {
+    let ends: Vec<String> = special.iter().filter(|t| KNOWN_ENDS.contains(&t.as_str())).cloned().collect();
+    match &ends[..] {
+        [one] => Ok(one.clone()),
+        [] => Err(format!("no token is known to end a document; name one with --eod (special tokens: {})", list(special))),
+        several => Err(format!("several tokens may end a document ({}); name one with --eod", list(several))),
+    }
+}
+
+/// Id of the end-of-document token the user named, if text can be kept from spelling it.
+fn check_eod(token: &str, tokenizer: &Tokenizer, json: &Value, special: &[String], path: &Path) -> Result<u32> {
+    let shown = path.display();
+    let Some(id) = tokenizer.token_to_id(token) else {
+        let guess = did_you_mean(token, special.iter().map(String::as_str));
+        return Err(bad_input(format!(
+            "--eod `{token}` is not in the vocabulary of {shown}{guess}; special tokens there: {}",
+            list(special)
+        )));
+    };
+    if guard::unknown_token(json) == Some(token) {
+        return Err(bad_input(format!(
+            "--eod `{token}` is also what {shown} gives for unknown text, so it could come from text; choose another token"
+        )));
+    }
+    let mut added = json.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+    let is_added = added.any(|t| t.get("content").and_then(Value::as_str) == Some(token));
+    // An ordinary entry is part of how text is spelt: hiding it would change how words are cut.
+    if guard::is_letter(json, token) || (!is_added && guard::can_spell(json, token)) {
+        return Err(bad_input(format!(
+            "--eod `{token}` is an ordinary entry of {shown}, which text can spell; choose a special token: {}",
+            list(special)
+        )));
+    }
+    Ok(id)
+}
