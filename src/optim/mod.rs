@@ -1,1 +1,3 @@
 //! Muon, AdamW, expert balancing, schedules.
+
+pub mod balance;
