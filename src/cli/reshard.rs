@@ -1,11 +1,225 @@
 //! `zaya reshard`.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Result;
+use clap::{Subcommand, ValueEnum};
+use indicatif::{HumanBytes, HumanCount, HumanDuration};
 
-/// Convert a checkpoint.
+use crate::checkpoint::repack::{RepackOptions, check_output, repack};
+use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, is_optimizer};
+use crate::error::{bad_input, exit_code};
+
+/// Convert a checkpoint; list, inspect and verify checkpoints.
+///
+/// Reads a checkpoint, a run directory (its newest valid checkpoint) or a Hugging Face model, and writes a new folder. The
+/// input is never changed.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// What to read: a checkpoint folder, a run directory, or a Hugging Face model directory.
+    #[arg(long, value_name = "PATH", required = true)]
+    from: Option<PathBuf>,
+    /// What to write: `hf` = Hugging Face model files, `zck` = a checkpoint.
+    #[arg(long, value_name = "FORMAT", required = true)]
+    to: Option<Format>,
+    /// Folder to write; must not exist yet, or be empty.
+    #[arg(long, value_name = "DIR", required = true)]
+    output: Option<PathBuf>,
+    /// Number format of the weights (default: f32). Optimizer state and balancing biases stay f32.
+    #[arg(long)]
+    dtype: Option<DtypeArg>,
+    /// Leave the optimizer state out of a `zck` output: for evaluation, generation, or another run's start.
+    #[arg(long)]
+    weights_only: bool,
+}
 
-pub fn run(_args: Args) -> Result<u8> {
-    anyhow::bail!("`zaya reshard` is not built yet")
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Read every byte of a checkpoint, or of all checkpoints of a run, and compare it with the manifest's hashes.
+    Verify { dir: PathBuf },
+    /// List the checkpoints of a run.
+    Ls { run_dir: PathBuf },
+    /// Show what a checkpoint holds.
+    Inspect {
+        dir: PathBuf,
+        /// One line a tensor: number format, shape, row blocks, name.
+        #[arg(long)]
+        tensors: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Hf,
+    Zck,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DtypeArg {
+    F32,
+    Bf16,
+}
+
+pub fn run(args: Args) -> Result<u8> {
+    match args.command {
+        Some(Command::Verify { dir }) => verify(&dir),
+        Some(Command::Ls { run_dir }) => ls(&run_dir),
+        Some(Command::Inspect { dir, tensors }) => inspect(&dir, tensors),
+        None => {
+            // clap has seen to it that the three are there.
+            let (Some(from), Some(to), Some(output)) = (args.from, args.to, args.output) else {
+                return Err(bad_input("`zaya reshard` needs --from, --to and --output"));
+            };
+            let dtype = args.dtype.map(|d| if d == DtypeArg::Bf16 { Dtype::BF16 } else { Dtype::F32 });
+            convert(&from, to, &output, dtype, args.weights_only)
+        }
+    }
+}
+
+fn convert(from: &Path, to: Format, output: &Path, dtype: Option<Dtype>, weights_only: bool) -> Result<u8> {
+    check_output(output, Some(from))?;
+    if from.join("config.json").is_file() && !from.join(MANIFEST).is_file() {
+        return Err(bad_input(format!("{} is a Hugging Face model, which this build cannot read yet", from.display())));
+    }
+    let source = open(from)?;
+    match to {
+        Format::Zck => {
+            let options = RepackOptions { weights_dtype: dtype, weights_only, ..RepackOptions::default() };
+            let done = repack(&source, output, &options)?;
+            println!(
+                "{}: step {}, {} tensors, {} ({} tensors left out)",
+                output.display(),
+                source.meta().step,
+                done.tensors,
+                HumanBytes(done.bytes),
+                done.dropped
+            );
+        }
+        Format::Hf => return Err(bad_input("this build cannot write Hugging Face files yet")),
+    }
+    Ok(exit_code::OK)
+}
+
+/// The checkpoint that a path means; says on stderr which ones it passed over.
+fn open(path: &Path) -> Result<Checkpoint> {
+    let found = checkpoint::locate(path)?;
+    for sentence in &found.skipped {
+        eprintln!("warning: {sentence}");
+    }
+    let checkpoint = found.checkpoint.ok_or_else(|| bad_input(format!("{} holds no valid checkpoint", path.display())))?;
+    if checkpoint.dir() != path {
+        eprintln!("reading {}", checkpoint.dir().display());
+    }
+    Ok(checkpoint)
+}
+
+/// The folder that holds a run's checkpoints.
+fn root_of(dir: &Path) -> Result<PathBuf> {
+    if !dir.is_dir() {
+        return Err(bad_input(format!("{} is not a folder: expected a run directory", dir.display())));
+    }
+    let inner = dir.join(CKPT_DIR);
+    Ok(if inner.is_dir() { inner } else { dir.to_path_buf() })
+}
+
+fn summary(c: &Checkpoint) -> String {
+    let m = c.manifest();
+    format!("step {}, {} tensors in {} files, {}", m.meta.step, m.entries.len(), m.files.len(), HumanBytes(m.total_bytes()))
+}
+
+fn verify(dir: &Path) -> Result<u8> {
+    let one = |dir: &Path| -> bool {
+        match Checkpoint::open(dir).and_then(|c| c.verify().map(|()| c)) {
+            Ok(c) => {
+                println!("{}: valid: {}", dir.display(), summary(&c));
+                true
+            }
+            Err(e) => {
+                println!("{}: NOT VALID: {e:#}", dir.display());
+                false
+            }
+        }
+    };
+    if dir.join(MANIFEST).exists() || dir.file_name().and_then(|n| n.to_str()).and_then(checkpoint::parse_step_dir).is_some() {
+        return Ok(if one(dir) { exit_code::OK } else { exit_code::FAILURE });
+    }
+    let root = root_of(dir)?;
+    let steps = checkpoint::list(&root)?;
+    if steps.is_empty() {
+        return Err(bad_input(format!("{} holds no checkpoint", dir.display())));
+    }
+    let valid = steps.iter().filter(|step| one(&root.join(checkpoint::step_dir(**step)))).count();
+    Ok(if valid == steps.len() { exit_code::OK } else { exit_code::FAILURE })
+}
+
+fn ls(run_dir: &Path) -> Result<u8> {
+    let root = root_of(run_dir)?;
+    let steps = checkpoint::list(&root)?;
+    if steps.is_empty() {
+        println!("{} holds no checkpoint", run_dir.display());
+        return Ok(exit_code::OK);
+    }
+    println!("{:>10} {:>16} {:>12} {:>10}  written", "step", "tokens", "size", "contents");
+    for step in steps {
+        match Checkpoint::open(&root.join(checkpoint::step_dir(step))) {
+            Ok(c) => println!(
+                "{step:>10} {:>16} {:>12} {:>10}  {}",
+                HumanCount(c.meta().tokens_seen).to_string(),
+                HumanBytes(c.manifest().total_bytes()).to_string(),
+                contents_name(c.contents()),
+                age(c.manifest().written_unix_s)
+            ),
+            Err(e) => println!("{step:>10} not a valid checkpoint: {e:#}"),
+        }
+    }
+    Ok(exit_code::OK)
+}
+
+fn inspect(dir: &Path, tensors: bool) -> Result<u8> {
+    let c = open(dir)?;
+    let m = c.manifest();
+    let or_unknown = |s: &Option<String>| s.clone().unwrap_or_else(|| "unknown".into());
+    println!("folder       {}", c.dir().display());
+    println!("contents     {} (format {} version {})", contents_name(m.contents), m.format, m.version);
+    println!("step         {}", m.meta.step);
+    println!("tokens seen  {}", HumanCount(m.meta.tokens_seen));
+    println!("written      {}, by {}", age(m.written_unix_s), m.tool);
+    println!("model hash   {}", m.model_hash);
+    println!("tokenizer    {}", or_unknown(&m.meta.tokenizer_hash));
+    println!("data         {}", or_unknown(&m.meta.data_fingerprint));
+    println!("loader       {}", m.meta.loader);
+    for (name, value) in &m.meta.scalars {
+        println!("scalar       {name} = {value}");
+    }
+    for (what, optimizer) in [("weights", false), ("optimizer", true)] {
+        let of_kind: Vec<&Entry> = m.entries.iter().filter(|e| is_optimizer(&e.name) == optimizer).collect();
+        let numbers: u64 = of_kind.iter().map(|e| e.shape.iter().product::<usize>() as u64).sum();
+        let bytes: u64 = of_kind.iter().flat_map(|e| &e.parts).map(|p| p.bytes[1] - p.bytes[0]).sum();
+        println!("{what:<12} {} tensors, {} numbers, {}", of_kind.len(), HumanCount(numbers), HumanBytes(bytes));
+    }
+    println!("files        {}, {}", m.files.len(), HumanBytes(m.total_bytes()));
+    if tensors {
+        for e in &m.entries {
+            println!("{:<4} {:<20} {:>3} parts  {}", e.dtype.name(), format!("{:?}", e.shape), e.parts.len(), e.name);
+        }
+    }
+    Ok(exit_code::OK)
+}
+
+fn contents_name(contents: Contents) -> &'static str {
+    match contents {
+        Contents::Training => "training",
+        Contents::Weights => "weights",
+    }
+}
+
+fn age(written_unix_s: u64) -> String {
+    let written = std::time::UNIX_EPOCH + std::time::Duration::from_secs(written_unix_s);
+    match written.elapsed() {
+        Ok(age) => format!("{} ago", HumanDuration(age)),
+        Err(_) => "in the future".into(),
+    }
 }

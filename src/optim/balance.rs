@@ -19,11 +19,11 @@ use anyhow::{Result, ensure};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rule {
     /// AdamW on the load error, without weight decay.
-    AdamW { lr: f32, beta1: f32, beta2: f32, eps: f32 },
+    AdamW { lr: f64, beta1: f64, beta2: f64, eps: f64 },
     /// A fixed step against the sign of the load error.
-    Sign { step: f32 },
+    Sign { step: f64 },
     /// Proportional, integral and differential parts of the load error.
-    Pid { kp: f32, ki: f32, kd: f32 },
+    Pid { kp: f64, ki: f64, kd: f64 },
 }
 
 impl Default for Rule {
@@ -63,10 +63,11 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Fresh state for `blocks` routers of `experts` experts each.
-    pub fn new(config: BalanceConfig, blocks: usize, experts: usize) -> Self {
-        let router = vec![vec![0.0; experts + 1]; config.rule.slots().len()];
-        Self { config, updates: 0, state: vec![router; blocks] }
+    /// Fresh state for routers whose biases now are `biases`, `[block][E + 1]`.
+    pub fn new(config: BalanceConfig, biases: &[Vec<f32>]) -> Self {
+        let slot = |name: &&str, b: &Vec<f32>| if *name == "start" { b.clone() } else { vec![0.0; b.len()] };
+        let state = biases.iter().map(|b| config.rule.slots().iter().map(|name| slot(name, b)).collect()).collect();
+        Self { config, updates: 0, state }
     }
 
     pub fn config(&self) -> &BalanceConfig {
@@ -127,37 +128,41 @@ fn load_error(counts: &[u64], include_skip: bool) -> Option<Vec<f32>> {
 }
 
 /// Gain of update `t`, counted from 1.
-fn gain(t: u64, warmup: u64) -> f32 {
-    if t < warmup { (t as f64 / warmup as f64) as f32 } else { 1.0 }
+fn gain(t: u64, warmup: u64) -> f64 {
+    if t < warmup { t as f64 / warmup as f64 } else { 1.0 }
 }
 
-fn control(rule: Rule, gain: f32, t: u64, g: &[f32], state: &mut [Vec<f32>], biases: &mut [f32]) {
+fn control(rule: Rule, gain: f64, t: u64, g: &[f32], state: &mut [Vec<f32>], biases: &mut [f32]) {
     match (rule, state) {
         (Rule::AdamW { lr, beta1, beta2, eps }, [m, v]) => {
-            let correction = |beta: f32| (1.0 - f64::from(beta).powf(t as f64)) as f32;
+            // Factors are formed in f64 and rounded once; the state is f32 throughout.
+            let correction = |beta: f64| (1.0 - beta.powf(t as f64)) as f32;
             let (c1, c2) = (correction(beta1), correction(beta2));
+            let (keep_m, add_m) = (beta1 as f32, (1.0 - beta1) as f32);
+            let (keep_v, add_v) = (beta2 as f32, (1.0 - beta2) as f32);
+            let (step, eps) = ((gain * lr) as f32, eps as f32);
             for (i, g) in g.iter().enumerate() {
-                m[i] = m[i] * beta1 + g * (1.0 - beta1);
-                v[i] = v[i] * beta2 + g * g * (1.0 - beta2);
-                biases[i] -= gain * lr * ((m[i] / c1) / ((v[i] / c2).sqrt() + eps));
+                m[i] = m[i] * keep_m + g * add_m;
+                v[i] = v[i] * keep_v + g * g * add_v;
+                biases[i] -= step * ((m[i] / c1) / ((v[i] / c2).sqrt() + eps));
             }
         }
         (Rule::Sign { step }, []) => {
             for (bias, g) in biases.iter_mut().zip(g) {
                 // f32::signum(0.0) is 1: a balanced expert would drift.
                 let sign = if *g > 0.0 { 1.0 } else { f32::from(*g < 0.0) * -1.0 };
-                *bias -= gain * step * sign;
+                *bias -= (gain * step) as f32 * sign;
             }
         }
         (Rule::Pid { kp, ki, kd }, [integral, previous, start]) => {
+            let (kp, ki, kd) = ((gain * kp) as f32, (gain * ki) as f32, (gain * kd) as f32);
             for (i, g) in g.iter().enumerate() {
                 if t == 1 {
-                    // No step before the first: no difference either, and the biases begin where they are.
+                    // Nothing came before the first error: no difference either.
                     previous[i] = *g;
-                    start[i] = biases[i];
                 }
                 integral[i] += g;
-                biases[i] = start[i] - gain * (kp * g + ki * integral[i] + kd * (g - previous[i]));
+                biases[i] = start[i] - (kp * g + ki * integral[i] + kd * (g - previous[i]));
                 previous[i] = *g;
             }
         }
@@ -199,7 +204,7 @@ mod tests {
     use super::*;
 
     fn balancer(rule: Rule, warmup: u64, include_skip: bool) -> Balancer {
-        Balancer::new(BalanceConfig { rule, warmup, include_skip }, 1, 2)
+        Balancer::new(BalanceConfig { rule, warmup, include_skip }, &[vec![0.0, 0.0, -1.0]])
     }
 
     #[test]
@@ -232,8 +237,9 @@ mod tests {
         assert_eq!(biases, [[-want, want, -1.0]]);
         assert_eq!((b.slot(0, 0), b.slot(0, 1)), (&[0.375, -0.375, 0.0][..], &[0.125, -0.125, 0.0][..]));
         // A model that comes with biases keeps them as the place to start from.
-        let mut b = balancer(Rule::Pid { kp: 1.0, ki: 0.0, kd: 0.0 }, 0, false);
         let mut biases = vec![vec![0.5, 0.25, -1.0]];
+        let rule = Rule::Pid { kp: 1.0, ki: 0.0, kd: 0.0 };
+        let mut b = Balancer::new(BalanceConfig { rule, ..Default::default() }, &biases);
         b.update(&mut biases, &[vec![6, 2, 0]]).unwrap();
         b.update(&mut biases, &[vec![4, 4, 0]]).unwrap();
         assert_eq!(biases, [[0.5, 0.25, -1.0]]);
@@ -267,8 +273,8 @@ mod tests {
     #[test]
     fn no_token_no_update() {
         for rule in [Rule::default(), Rule::Sign { step: 1.0 }, Rule::Pid { kp: 1.0, ki: 1.0, kd: 1.0 }] {
-            let mut b = Balancer::new(BalanceConfig { rule, ..Default::default() }, 2, 2);
             let mut biases = vec![vec![0.1, 0.2, -1.0], vec![0.1, 0.2, -1.0]];
+            let mut b = Balancer::new(BalanceConfig { rule, ..Default::default() }, &biases);
             let before = (b.clone(), biases.clone());
             b.update(&mut biases, &[vec![0; 3], vec![0; 3]]).unwrap();
             assert_eq!((b.clone(), biases.clone()), before);

@@ -1,0 +1,135 @@
+//! Writing a checkpoint anew: other number format, without optimizer state, other row blocks. The source is only read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::commit::{SaveOptions, write_dir};
+use super::layout::{Dtype, TensorInfo};
+use super::manifest::{Contents, Meta};
+use super::names::{is_optimizer, weight_tensors};
+use super::write::sync_dir;
+use super::{Checkpoint, MANIFEST};
+use crate::error::bad_input;
+use crate::model::config::ModelConfig;
+use crate::model::params::{OptimKind, ParamId, ParamTable};
+
+#[derive(Debug, Clone, Default)]
+pub struct RepackOptions {
+    /// Number format of the weights; None = as in the source. Balancing biases and optimizer state stay f32.
+    pub weights_dtype: Option<Dtype>,
+    /// Leave the optimizer state out.
+    pub weights_only: bool,
+    pub save: SaveOptions,
+}
+
+#[derive(Debug)]
+pub struct Repacked {
+    pub tensors: usize,
+    /// Tensors of the source that were left out.
+    pub dropped: usize,
+    /// Bytes written.
+    pub bytes: u64,
+}
+
+/// Writes `source` into the new checkpoint folder `out`.
+///
+/// # Errors
+/// `BadInput` when `out` is there and not empty, or lies inside the source; otherwise what reading and saving can fail with.
+pub fn repack(source: &Checkpoint, out: &Path, options: &RepackOptions) -> Result<Repacked> {
+    check_output(out, Some(source.dir()))?;
+    let table = ParamTable::new(&source.meta().model);
+    let all = source.tensors();
+    let kept: Vec<TensorInfo> = all
+        .iter()
+        .filter(|t| !(options.weights_only && is_optimizer(&t.name)))
+        .map(|t| TensorInfo { dtype: new_dtype(t, &table, options.weights_dtype), ..t.clone() })
+        .collect();
+    let contents = if options.weights_only { Contents::Weights } else { source.contents() };
+    let save = SaveOptions { contents, ..options.save.clone() };
+    let bytes = write_new(out, source.meta(), &kept, &mut |i| source.read(&kept[i].name), &save)?;
+    Ok(Repacked { tensors: kept.len(), dropped: all.len() - kept.len(), bytes })
+}
+
+/// Writes the weights of a model that is no checkpoint yet (`read(id)` gives parameter `id` of its table) into the new
+/// checkpoint folder `out`, at step 0 and without optimizer state.
+///
+/// # Errors
+/// As [`repack`].
+pub fn from_weights(
+    model: &ModelConfig,
+    out: &Path,
+    dtype: Dtype,
+    read: &mut dyn FnMut(ParamId) -> Result<Vec<f32>>,
+    save: &SaveOptions,
+) -> Result<Repacked> {
+    check_output(out, None)?;
+    let table = ParamTable::new(model);
+    let tensors: Vec<TensorInfo> =
+        weight_tensors(&table).into_iter().map(|t| TensorInfo { dtype: new_dtype(&t, &table, Some(dtype)), ..t }).collect();
+    let save = SaveOptions { contents: Contents::Weights, ..save.clone() };
+    let bytes = write_new(out, &Meta::new(model.clone()), &tensors, read, &save)?;
+    Ok(Repacked { tensors: tensors.len(), dropped: 0, bytes })
+}
+
+fn new_dtype(t: &TensorInfo, table: &ParamTable, wanted: Option<Dtype>) -> Dtype {
+    // Balancing biases move by steps that bf16 cannot hold.
+    let balance = table.find(&t.name).is_some_and(|id| table.specs[id].optim == OptimKind::Balance);
+    match wanted {
+        Some(dtype) if !is_optimizer(&t.name) && !balance => dtype,
+        _ => t.dtype,
+    }
+}
+
+/// Refuses an output that would overwrite or change something.
+///
+/// # Errors
+/// `BadInput` when `out` exists and is not an empty folder, or lies inside `source`.
+pub fn check_output(out: &Path, source: Option<&Path>) -> Result<()> {
+    let refuse = |why: &str| Err(bad_input(format!("the output {} {why}: give a folder that does not exist yet", out.display())));
+    match fs::read_dir(out) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                return refuse("is not empty");
+            }
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(_) if out.exists() => return refuse("is not a folder"),
+        Err(e) => return Err(e).with_context(|| format!("looking at the output {}", out.display())),
+    }
+    if let Some(source) = source.and_then(|s| s.canonicalize().ok()) {
+        // The output may not exist: its nearest existing ancestor decides where it would lie.
+        let absolute = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
+        let inside = absolute.ancestors().find_map(|a| a.canonicalize().ok()).is_some_and(|a| a.starts_with(&source));
+        if inside {
+            return refuse("lies inside the input, which is never changed");
+        }
+    }
+    Ok(())
+}
+
+/// Writes a checkpoint folder of any name, complete or not at all.
+fn write_new(
+    out: &Path,
+    meta: &Meta,
+    tensors: &[TensorInfo],
+    read: &mut dyn FnMut(usize) -> Result<Vec<f32>>,
+    save: &SaveOptions,
+) -> Result<u64> {
+    let out = std::path::absolute(out).with_context(|| format!("resolving {}", out.display()))?;
+    let parent = out.parent().map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
+    let name = out.file_name().with_context(|| format!("{} has no last part that could name a folder", out.display()))?;
+    fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
+    let tmp = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), uuid::Uuid::new_v4()));
+    let written = write_dir(&tmp, &parent, meta, tensors, read, save, false).and_then(|bytes| {
+        fs::rename(&tmp, &out).with_context(|| format!("renaming {}", tmp.display()))?;
+        sync_dir(&parent)?;
+        Ok(bytes)
+    });
+    written
+        .inspect_err(|_| {
+            let _ = fs::remove_dir_all(&tmp);
+        })
+        .with_context(|| format!("writing {}", out.join(MANIFEST).display()))
+}
