@@ -1,3 +1,5 @@
 //! The integration tests, one binary: `cargo test --release --test suite`.
 
+mod handle_backend;
+mod layers_vs_autograd;
 mod reference_oracle;
