@@ -4,15 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a token gets from a MoE sub-layer when the router chooses the skip class (the last one).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SkipMode {
-    /// Nothing: the sub-layer's output is 0 (native Hugging Face files).
-    Zero,
-    /// The normed input times the skip class's probability (Zyphra's November 2025 code).
-    Identity,
-}
+pub use crate::tensor::backend::SkipMode;
 
 /// How far back the attention of one block looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

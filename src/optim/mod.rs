@@ -1,1 +1,4 @@
 //! Muon, AdamW, expert balancing, schedules.
+
+pub mod balance;
+pub mod update;

@@ -11,8 +11,27 @@
 //! * Results do not depend on the number of threads.
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
-use crate::model::config::SkipMode;
+/// What a token gets from a MoE sub-layer when the router chooses the skip class (the last one).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SkipMode {
+    /// Nothing: the sub-layer's output is 0 (native Hugging Face files).
+    Zero,
+    /// The normed input times the skip class's probability (Zyphra's November 2025 code).
+    Identity,
+}
+
+/// Numbers that products work on. `Bf16` rounds both operands of every linear map, expert product and grouped convolution to
+/// bfloat16 and sums in f32; everything else, the head included, is f32 (spec 1.7). Weights stay f32 masters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    #[default]
+    F32,
+    Bf16,
+}
 
 /// A micro-batch as the host describes it: `batch` sequences of `seq` tokens each.
 #[derive(Debug, Clone, Default)]
@@ -66,7 +85,7 @@ pub struct AttentionShape {
 }
 
 /// Inputs of `cca_mix`: the four projections of the normed stream.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct CcaIn<T> {
     /// `[T, q_dim]`
     pub q: T,
@@ -78,8 +97,14 @@ pub struct CcaIn<T> {
     pub v_delayed: T,
 }
 
+impl<T> CcaIn<T> {
+    pub fn as_ref(&self) -> CcaIn<&T> {
+        CcaIn { q: &self.q, k: &self.k, v_current: &self.v_current, v_delayed: &self.v_delayed }
+    }
+}
+
 /// Rows just before a sequence's first one, needed by CCA's convolutions and value shift. Zeros at a sequence's start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Halo<T> {
     /// `[batch * 2, q_dim]` and `[batch * 2, kv_dim]`: last two rows of the query and key projections.
     pub q: T,
@@ -88,8 +113,14 @@ pub struct Halo<T> {
     pub v_delayed: T,
 }
 
+impl<T> Halo<T> {
+    pub fn as_ref(&self) -> Halo<&T> {
+        Halo { q: &self.q, k: &self.k, v_delayed: &self.v_delayed }
+    }
+}
+
 /// Parameters of `cca_mix` (T = `&Buf`), or their gradients (T = `&mut Buf`).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct CcaParams<T> {
     /// `[C, 2]`, C = q_dim + kv_dim; column 0 meets the token before.
     pub conv0_weight: T,
@@ -104,15 +135,21 @@ pub struct CcaParams<T> {
 }
 
 /// Queries `[T, q_dim]`, keys and values `[T', kv_dim]`, ready for attention.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Qkv<T> {
     pub q: T,
     pub k: T,
     pub v: T,
 }
 
+impl<T> Qkv<T> {
+    pub fn as_ref(&self) -> Qkv<&T> {
+        Qkv { q: &self.q, k: &self.k, v: &self.v }
+    }
+}
+
 /// The four `[1, D]` vectors of a residual merge.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Merge<T> {
     pub branch_scale: T,
     pub branch_bias: T,
@@ -121,7 +158,7 @@ pub struct Merge<T> {
 }
 
 /// Parameters of `route`, or their gradients. `balancing_biases` never get one.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct RouterParams<T> {
     /// `[R, D]`, `[1, R]`
     pub down_weight: T,
@@ -152,6 +189,8 @@ pub struct MuonItem<'a, T> {
     pub weight: &'a mut T,
     pub grad: &'a T,
     pub momentum: &'a mut T,
+    /// Equal blocks of rows that are orthogonalised apart (2 = gate and up of a fused matrix), usually 1.
+    pub row_blocks: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -321,7 +360,7 @@ pub trait Backend: Sized {
         g: RouterParams<&mut Self::Buf>,
     ) -> Result<(Self::Buf, Option<Self::Buf>)>;
     /// Router logits `[T, E + 1]`, for inspection.
-    fn route_logits(&self, saved: &Self::RouteSaved) -> Result<Self::Buf>;
+    fn route_logits(&self, routing: &Self::Routing, saved: &Self::RouteSaved) -> Result<Self::Buf>;
     /// Chosen class of each row.
     fn route_choices(&self, routing: &Self::Routing) -> Result<Vec<u32>>;
     /// Probability of each row's chosen class.

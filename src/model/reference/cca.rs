@@ -3,8 +3,9 @@
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 
-use super::ops::Precision;
+use super::ops::operand;
 use super::sequence::Sequences;
+use crate::tensor::backend::Precision;
 use crate::tensor::backend::{CcaIn, CcaParams, CcaShape};
 
 /// Keeps the norm of a zero vector from dividing by zero: 1 / sqrt(|x|^2 + this).
@@ -84,7 +85,7 @@ fn within_heads(
     let heads = |x: &Tensor| x.reshape((b * s, c / d, d))?.transpose(0, 1)?.contiguous(); // [heads, B*S, d]
     let tap = |k: usize| weight.narrow(2, k, 1)?.reshape((c / d, d, d))?.transpose(1, 2)?.contiguous(); // [heads, in, out]
     let product =
-        |x: &Tensor, k: usize| -> Result<Tensor> { Ok(precision.operand(&heads(x)?)?.matmul(&precision.operand(&tap(k)?)?)?) };
+        |x: &Tensor, k: usize| -> Result<Tensor> { Ok(operand(&heads(x)?, precision)?.matmul(&operand(&tap(k)?, precision)?)?) };
     let y = (product(&sequences.previous(u, first)?, 0)? + product(u, 1)?)?; // [heads, B*S, d]
     Ok(y.transpose(0, 1)?.contiguous()?.reshape((b, s, c))?.broadcast_add(bias)?)
 }

@@ -16,12 +16,13 @@ use candle_core::{DType, Device, Tensor, Var};
 use self::attention::causal_attention;
 use self::cca::{CcaMix, cca_mix};
 use self::moe::{Route, expert_ffn, route};
-pub use self::ops::Precision;
+
 use self::ops::{affine, cross_entropy, embed, linear, residual_scale, rms_norm};
 use self::sequence::Sequences;
 use super::config::{AttentionKind, ModelConfig, SkipMode};
 use super::params::{AttentionIds, MergeIds, MoeIds, ParamId, ParamTable};
 use crate::error::bad_input;
+pub use crate::tensor::backend::Precision;
 use crate::tensor::backend::{AttentionShape, Batch, CcaIn, CcaParams, CcaShape, Loss, Merge, PinnedRoutes, Qkv, RouterParams};
 
 /// Sees every intermediate tensor with its name (`layers.0.cca.q`, ...), in the shapes of Hugging Face's modules.

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use candle_core::{D, DType, Tensor};
 
-use super::ops::{Precision, gelu, linear, rms_norm, softmax};
+use super::ops::{gelu, linear, rms_norm, softmax};
 use crate::error::bad_input;
 use crate::model::config::SkipMode;
+use crate::tensor::backend::Precision;
 use crate::tensor::backend::{PinnedRoutes, RouterParams};
 
 /// What the router made of T tokens. Class E, the last, is the skip class.

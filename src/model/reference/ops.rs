@@ -7,27 +7,16 @@ use anyhow::Result;
 use candle_core::{D, DType, Tensor};
 
 use crate::error::bad_input;
-use crate::tensor::backend::Merge;
+use crate::tensor::backend::{Merge, Precision};
 
-/// What a matrix product does to its operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// Nothing.
-    F32,
-    /// Rounds both to bf16 and accumulates in f32: linear maps, convolution 1, experts. All else stays f32.
-    Bf16,
-}
-
-impl Precision {
-    /// `x` as an operand. Rounding counts as the identity in the backward pass (straight-through).
-    pub fn operand(self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Precision::F32 => Ok(x.clone()),
-            Precision::Bf16 => {
-                let plain = x.detach();
-                let rounded = plain.to_dtype(DType::BF16)?.to_dtype(x.dtype())?;
-                Ok((x + (rounded - plain)?)?) // exact: the difference of neighbours is representable
-            }
+/// `x` as an operand of a matrix product. Rounding counts as the identity in the backward pass (straight-through).
+pub fn operand(x: &Tensor, precision: Precision) -> Result<Tensor> {
+    match precision {
+        Precision::F32 => Ok(x.clone()),
+        Precision::Bf16 => {
+            let plain = x.detach();
+            let rounded = plain.to_dtype(DType::BF16)?.to_dtype(x.dtype())?;
+            Ok((x + (rounded - plain)?)?) // exact: the difference of neighbours is representable
         }
     }
 }
@@ -66,7 +55,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, precision: Precision) -> Result<Tenso
     let (out, inner) = weight.dims2()?;
     let mut shape = x.dims().to_vec();
     let flat = x.reshape(((), inner))?;
-    let y = precision.operand(&flat)?.matmul(&precision.operand(weight)?.t()?)?;
+    let y = operand(&flat, precision)?.matmul(&operand(weight, precision)?.t()?)?;
     if let Some(last) = shape.last_mut() {
         *last = out;
     }
