@@ -104,11 +104,16 @@ impl Model {
     }
 
     /// Forward and backward: the gradient of `grad_scale * sum of losses` is added to `grads`.
-    pub fn forward_backward<B: Backend>(&self, cx: &Cx<B>, grads: &mut ParamStore<B>, grad_scale: f32) -> Result<MicroBatch> {
+    /// Also returns the final hidden states.
+    pub fn forward_backward<B: Backend>(
+        &self,
+        cx: &Cx<B>,
+        grads: &mut ParamStore<B>,
+        grad_scale: f32,
+    ) -> Result<(MicroBatch, B::Buf)> {
         let (b, p, table) = (cx.backend, cx.params, &self.table);
         let (y, saved) = self.forward(cx)?;
         let (loss, dy) = b.cross_entropy_backward(cx.rows, &y, &p[table.embed], grad_scale, &mut grads[table.embed])?;
-        drop(y);
         let mut d_stream =
             b.rms_norm_backward(&saved.stream, &p[table.final_norm], &saved.norm, &dy, &mut grads[table.final_norm])?;
         let mut d_state = None;
@@ -124,7 +129,7 @@ impl Model {
         let d_embedded =
             b.affine_backward(&saved.embedded, &p[table.input_scale], &p[table.input_bias], &d_stream, d_scale, d_bias)?;
         b.embed_backward(cx.rows, &d_embedded, self.config.pad_token_id, &mut grads[table.embed])?;
-        Ok(MicroBatch { loss, expert_counts })
+        Ok((MicroBatch { loss, expert_counts }, y))
     }
 
     /// An empty decoding state.

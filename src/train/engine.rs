@@ -45,7 +45,7 @@ impl<B: Backend> Engine for Native<B> {
         grad_scale: f32,
     ) -> Result<MicroBatch> {
         let rows = self.backend.rows(batch)?;
-        self.model.forward_backward(&Cx::new(&self.backend, params, &rows), grads, grad_scale)
+        Ok(self.model.forward_backward(&Cx::new(&self.backend, params, &rows), grads, grad_scale)?.0)
     }
 
     fn loss(&self, params: &ParamStore<B>, batch: &Batch) -> Result<Loss> {

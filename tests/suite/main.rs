@@ -1,7 +1,9 @@
 //! The integration tests, one binary: `cargo test --release --test suite`.
 
 mod fixtures;
+mod forward_oracle;
 mod handle_backend;
+mod hf;
 mod layers_vs_autograd;
 mod reference_oracle;
 mod training_oracle;

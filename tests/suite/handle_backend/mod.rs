@@ -358,7 +358,7 @@ impl Backend for HandleBackend {
         self.add(g.out, &grads.out);
         Ok((self.put(dh), d_prev.map(|d| self.put(d))))
     }
-    fn route_logits(&self, saved: &moe::RouteSaved) -> Result<Handle> {
+    fn route_logits(&self, _routing: &moe::Routing, saved: &moe::RouteSaved) -> Result<Handle> {
         Ok(self.put(saved.logits.clone()))
     }
     fn route_choices(&self, routing: &moe::Routing) -> Result<Vec<u32>> {
@@ -423,7 +423,7 @@ impl Backend for HandleBackend {
     fn muon(&self, items: &mut [MuonItem<'_, Handle>], step: MuonStep) -> Result<()> {
         for item in items {
             let (mut weight, mut momentum) = (self.get(item.weight), self.get(item.momentum));
-            optim::muon(&mut weight, &self.get(item.grad), &mut momentum, step);
+            optim::muon(&mut weight, &self.get(item.grad), &mut momentum, item.row_blocks, step);
             self.set(item.weight, weight);
             self.set(item.momentum, momentum);
         }

@@ -19,7 +19,20 @@ fn orthogonalised(u: &Mat, steps: usize) -> Mat {
     x
 }
 
-pub fn muon(weight: &mut Mat, grad: &Mat, momentum: &mut Mat, step: MuonStep) {
+/// `row_blocks` equal blocks of rows are matrices of their own.
+pub fn muon(weight: &mut Mat, grad: &Mat, momentum: &mut Mat, row_blocks: usize, step: MuonStep) {
+    if row_blocks > 1 {
+        let rows = weight.rows / row_blocks;
+        let block = |m: &Mat, i: usize| Mat::from_fn(rows, m.cols, |r, c| m[(i * rows + r, c)]);
+        for i in 0..row_blocks {
+            let (mut w, mut m) = (block(weight, i), block(momentum, i));
+            muon(&mut w, &block(grad, i), &mut m, 1, step);
+            for (into, from) in [(&mut *weight, w), (&mut *momentum, m)] {
+                into.data[i * rows * from.cols..][..from.data.len()].copy_from_slice(&from.data);
+            }
+        }
+        return;
+    }
     let (mu, lr) = (f64::from(step.momentum), f64::from(step.lr));
     let g = Mat::from_fn(grad.rows, grad.cols, |r, c| f64::from(step.grad_scale) * grad[(r, c)]);
     *momentum = momentum.map2(&g, |m, g| mu * m + (1.0 - mu) * g);

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device};
 use zaya::model::reference::cca::cca_mix as reference;
-use zaya::model::reference::ops::Precision;
 use zaya::model::reference::sequence::Sequences;
+use zaya::tensor::backend::Precision;
 use zaya::tensor::backend::{Batch, CcaIn, CcaParams, CcaShape, Qkv};
 
 use super::harness::{Exact, Grad, Input, Rng, Rows, assert_buf, assert_gradient, on_every_backend, pull_back, random_batch};

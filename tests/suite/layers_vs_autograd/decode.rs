@@ -19,18 +19,8 @@ fn piece<B: Backend>(b: &B, input: &Input, batch: usize, from: usize, to: usize)
 
 /// The batch that continues `whole` from position `from`.
 fn piece_of_batch(whole: &Batch, from: usize, to: usize) -> Batch {
-    let cut = |list: &[u32]| list.chunks(whole.seq).flat_map(|x| &x[from..to]).copied().collect::<Vec<u32>>();
-    let (ids, doc_start) = (cut(&whole.ids), cut(&whole.doc_start));
-    Batch { batch: whole.batch, seq: to - from, past: from, ids, doc_start, ..Batch::default() }
-}
-
-fn whole_batch(rng: &mut Rng, batch: usize, seq: usize, documents: bool) -> Batch {
-    let mut whole = random_batch(rng, batch, seq, 5, Rows::Plain);
-    if documents {
-        whole.doc_start =
-            (0..batch * seq).map(|row| [0, 1, 3, 6].into_iter().rfind(|s| *s <= row % seq).unwrap() as u32).collect();
-    }
-    whole
+    let ids = whole.ids.chunks(whole.seq).flat_map(|x| &x[from..to]).copied().collect();
+    Batch { batch: whole.batch, seq: to - from, past: from, ids, ..Batch::default() }
 }
 
 /// `[a so far; b]`, or b alone at the beginning.
@@ -46,9 +36,9 @@ fn cca_mix_with_a_halo<B: Exact>(b: &B, tolerance: f64) {
     for (seed, (heads, kv_heads, d, rotary_dim)) in shapes.into_iter().enumerate() {
         let shape = CcaShape { num_query_heads: heads, num_kv_heads: kv_heads, head_dim: d, rotary_dim, rope_theta: 10_000.0 };
         for (seq, cuts) in CUTS {
-            for (batch, documents) in [(1, false), (3, false), (2, true)] {
+            for batch in [1, 3] {
                 let rng = &mut Rng::new(20_000 + seed as u64);
-                let whole = whole_batch(rng, batch, seq, documents);
+                let whole = random_batch(rng, batch, seq, 5, Rows::Plain);
                 let case = Case::new(rng, shape, whole);
                 let p = [0, 1, 2, 3, 4].map(|i: usize| case.p[i].upload(b));
                 let run = |from: usize, to: usize, halo: Option<Halo<&B::Buf>>| {
@@ -77,7 +67,7 @@ fn cca_mix_with_a_halo<B: Exact>(b: &B, tolerance: f64) {
                     from = *to;
                 }
                 for (part, got, want) in [("q", q, want.q), ("k", k, want.k), ("v", v, want.v)] {
-                    let what = format!("{part} of {shape:?}, {batch} x {seq} cut at {cuts:?}, documents: {documents}");
+                    let what = format!("{part} of {shape:?}, {batch} x {seq} cut at {cuts:?}");
                     assert_close(&what, &b.read(&got.unwrap()), &b.read(&want), tolerance);
                 }
             }
@@ -89,9 +79,9 @@ fn attention_with_a_past<B: Exact>(b: &B, tolerance: f64) {
     for window in [None, Some(1), Some(3), Some(100)] {
         let shape = AttentionShape { num_query_heads: 4, num_kv_heads: 2, head_dim: 3, window };
         for (seq, cuts) in CUTS {
-            for (batch, documents) in [(1, false), (3, false), (2, true)] {
+            for batch in [1, 3] {
                 let rng = &mut Rng::new(21_000 + seq as u64);
-                let whole = whole_batch(rng, batch, seq, documents);
+                let whole = random_batch(rng, batch, seq, 5, Rows::Plain);
                 let [q, k, v] = [4, 2, 2].map(|heads| Input::random(rng, batch * seq, heads * 3, 0.0, 1.0));
                 let run = |from: usize, to: usize| {
                     let rows = b.rows(&piece_of_batch(&whole, from, to)).unwrap();
@@ -106,7 +96,7 @@ fn attention_with_a_past<B: Exact>(b: &B, tolerance: f64) {
                     got = Some(append(b, batch, got, run(from, *to)));
                     from = *to;
                 }
-                let what = format!("window {window:?}, {batch} x {seq} cut at {cuts:?}, documents: {documents}");
+                let what = format!("window {window:?}, {batch} x {seq} cut at {cuts:?}");
                 assert_close(&what, &b.read(&got.unwrap()), &b.read(&want), tolerance);
             }
         }

@@ -3,6 +3,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use zaya::tensor::backend::{Backend, Batch};
+use zaya::tensor::cpu::Cpu;
 
 use crate::handle_backend::HandleBackend;
 
@@ -14,6 +15,12 @@ pub trait Exact: Backend {
 impl Exact for HandleBackend {
     fn read(&self, buf: &Self::Buf) -> Vec<f64> {
         HandleBackend::read(self, buf)
+    }
+}
+
+impl Exact for Cpu {
+    fn read(&self, buf: &Self::Buf) -> Vec<f64> {
+        self.download(buf).unwrap().iter().map(|v| f64::from(*v)).collect()
     }
 }
 
@@ -192,9 +199,16 @@ macro_rules! on_every_backend {
                 super::$check(&crate::handle_backend::HandleBackend::default(), crate::layers_vs_autograd::harness::F64_TOLERANCE);
             })+
         }
+        mod cpu {
+            $(#[test]
+            fn $check() {
+                super::$check(&zaya::tensor::cpu::Cpu::default(), crate::layers_vs_autograd::harness::F32_TOLERANCE);
+            })+
+        }
     };
 }
 pub(crate) use on_every_backend;
 
-/// Relative error allowed to a backend that computes in f64.
+/// Relative errors allowed to backends that compute in f64 and in f32.
 pub const F64_TOLERANCE: f64 = 1e-10;
+pub const F32_TOLERANCE: f64 = 2e-5;

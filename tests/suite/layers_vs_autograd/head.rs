@@ -1,7 +1,8 @@
 //! embed, logits and cross_entropy.
 
 use candle_core::{DType, Device, Tensor};
-use zaya::model::reference::ops::{self, Precision};
+use zaya::model::reference::ops;
+use zaya::tensor::backend::Precision;
 use zaya::tensor::backend::{Batch, Loss};
 
 use super::harness::{

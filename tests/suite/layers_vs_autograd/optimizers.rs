@@ -54,7 +54,7 @@ fn muon<B: Exact>(b: &B, tolerance: f64) {
         let grads: Vec<B::Buf> = inputs.iter().map(|i| i[step].upload(b)).collect();
         let mut items: Vec<MuonItem<'_, B::Buf>> = Vec::new();
         for ((weight, momentum), grad) in weights.iter_mut().zip(&mut momenta).zip(&grads) {
-            items.push(MuonItem { weight, grad, momentum });
+            items.push(MuonItem { weight, grad, momentum, row_blocks: 1 });
         }
         b.muon(&mut items, STEP).unwrap();
         for (i, (w, m)) in want.iter_mut().enumerate() {
@@ -74,7 +74,7 @@ fn muon_without_a_gradient<B: Exact>(b: &B, tolerance: f64) {
     for start in [&zero, &old] {
         let (mut weight, mut momentum) = (w.upload(b), start.upload(b));
         let grad = zero.upload(b);
-        b.muon(&mut [MuonItem { weight: &mut weight, grad: &grad, momentum: &mut momentum }], STEP).unwrap();
+        b.muon(&mut [MuonItem { weight: &mut weight, grad: &grad, momentum: &mut momentum, row_blocks: 1 }], STEP).unwrap();
         let (want_w, want_m) = muon_formula(&w.var.detach(), &zero.var.detach(), &start.var.detach(), STEP);
         assert_buf("weight", b, &weight, &want_w, tolerance);
         assert_buf("momentum", b, &momentum, &want_m, tolerance);
@@ -82,7 +82,7 @@ fn muon_without_a_gradient<B: Exact>(b: &B, tolerance: f64) {
     let decayed: Vec<f64> =
         w.values.iter().map(|v| f64::from(*v) * (1.0 - f64::from(STEP.lr) * f64::from(STEP.weight_decay))).collect();
     let (mut weight, mut momentum, grad) = (w.upload(b), zero.upload(b), zero.upload(b));
-    b.muon(&mut [MuonItem { weight: &mut weight, grad: &grad, momentum: &mut momentum }], STEP).unwrap();
+    b.muon(&mut [MuonItem { weight: &mut weight, grad: &grad, momentum: &mut momentum, row_blocks: 1 }], STEP).unwrap();
     assert_close("decay alone", &b.read(&weight), &decayed, tolerance);
 }
 
@@ -101,7 +101,7 @@ fn muon_as_torch_has_it<B: Exact>(b: &B, _tolerance: f64) {
         let mut momentum = b.zeros(rows, cols).unwrap();
         for i in 0..3 {
             let (grad, ..) = upload(&format!("g{i}"));
-            b.muon(&mut [MuonItem { weight: &mut weight, grad: &grad, momentum: &mut momentum }], step).unwrap();
+            b.muon(&mut [MuonItem { weight: &mut weight, grad: &grad, momentum: &mut momentum, row_blocks: 1 }], step).unwrap();
             let want = host(&file[&format!("{shape}.w{}_fp32", i + 1)]);
             assert_close(&format!("{shape} after step {i}"), &b.read(&weight), &want, 1e-5);
         }

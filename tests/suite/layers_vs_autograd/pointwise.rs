@@ -1,7 +1,8 @@
 //! affine, residual_scale, rms_norm, linear.
 
-use zaya::model::reference::ops::{self, Precision};
+use zaya::model::reference::ops;
 use zaya::tensor::backend::Merge;
+use zaya::tensor::backend::Precision;
 
 use super::harness::{Exact, Grad, Input, Rng, assert_buf, assert_gradient, on_every_backend, pull_back};
 
