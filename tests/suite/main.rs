@@ -2,6 +2,8 @@
 
 mod fixtures;
 mod forward_oracle;
+mod handle_backend;
 mod hf;
+mod layers_vs_autograd;
 mod reference_oracle;
 mod training_oracle;
