@@ -1,6 +1,8 @@
 //! Tensor names of the two layouts. Native names stand in the parameter table; the old ones are derived from them here.
 
-use crate::model::params::{ParamSpec, ParamTable};
+use std::collections::HashMap;
+
+use crate::model::params::{OptimKind, ParamSpec, ParamTable};
 
 /// How a file arranges the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +41,9 @@ pub struct FileTensor {
 /// The tensors that a model's files hold in `layout`, in the order of the table.
 pub fn file_tensors(table: &ParamTable, layout: Layout) -> Vec<FileTensor> {
     let mut out: Vec<FileTensor> = Vec::new();
-    let mut stacked = std::collections::HashMap::new();
+    let mut stacked = HashMap::new();
     for (id, spec) in table.specs.iter().enumerate() {
-        let always_f32 = spec.optim == crate::model::params::OptimKind::Balance;
+        let always_f32 = spec.optim == OptimKind::Balance;
         let mut add = |name: String, shape| {
             out.push(FileTensor { name, shape, params: vec![id], always_f32 });
             out.len() - 1
