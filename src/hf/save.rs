@@ -12,6 +12,7 @@ use super::config;
 use super::file_writer::{Entry, Pending, sync_dir};
 use super::names::{FileTensor, Layout, file_tensors};
 use super::shards::{INDEX, SINGLE};
+use super::tokenizer_config;
 use crate::error::bad_input;
 use crate::model::config::{AttentionKind, ModelConfig, SkipMode};
 use crate::model::params::{OptimKind, ParamId, ParamTable};
@@ -24,7 +25,7 @@ pub struct SaveOptions {
     pub layout: Layout,
     /// A new shard begins before one would hold more than this. A larger tensor gets a shard of its own.
     pub max_shard_bytes: u64,
-    /// A `tokenizer.json` to put beside the weights.
+    /// A `tokenizer.json` to put beside the weights, with the `tokenizer_config.json` of its directory or a new one.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -115,8 +116,15 @@ pub fn save(
         text_file(INDEX, config::to_text(&index).as_bytes())?;
     }
     if let Some(path) = &options.tokenizer {
-        let text = fs::read(path).map_err(|e| bad_input(format!("cannot read the tokenizer {}: {e}", path.display())))?;
+        let unusable = |e: &dyn std::fmt::Display| bad_input(format!("cannot use the tokenizer {}: {e}", path.display()));
+        let text = fs::read(path).map_err(|e| unusable(&e))?;
+        let parsed = serde_json::from_slice(&text).map_err(|e| unusable(&e))?;
         text_file("tokenizer.json", &text)?;
+        // Its own config, when it has one, knows more than we do (chat templates).
+        let own = path.with_file_name("tokenizer_config.json");
+        let own = if own.is_file() { fs::read(&own).map_err(|e| unusable(&e))? } else { Vec::new() };
+        let derived = config::to_text(&tokenizer_config::for_tokenizer(&parsed, config));
+        text_file("tokenizer_config.json", if own.is_empty() { derived.as_bytes() } else { &own })?;
     }
     let config_json = match options.layout {
         Layout::Native => {

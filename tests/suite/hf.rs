@@ -489,14 +489,52 @@ fn a_save_that_fails_or_would_overwrite_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_tokenizer_is_carried_along() {
+fn the_legacy_layout_is_refused_where_it_has_no_words() {
+    use zaya::model::config::AttentionKind;
+    let dir = tempfile::tempdir().unwrap();
+    let mut config =
+        ModelConfig { attention: vec![AttentionKind::Full, AttentionKind::Sliding], sliding_window: Some(2), ..toy() };
+    let options = SaveOptions { layout: Layout::Legacy, ..single(StoredDtype::F32) };
+    let save = |name: &str, config: &ModelConfig| {
+        hf::save(&dir.path().join(name), config, &options, |id| Ok(counted(config)[id].clone()))
+    };
+    save("window-2", &config).unwrap();
+    assert_eq!(hf::load(&dir.path().join("window-2")).unwrap().config, config);
+    config.sliding_window = Some(1); // would be written as 0, which means full attention
+    assert_refused(save("window-1", &config), &["sliding_window"]);
+    config.sliding_window = Some(2);
+    config.rope_sliding.partial_rotary_factor = 1.0;
+    assert_refused(save("two-shares", &config), &["partial_rotary_factor"]);
+}
+
+#[test]
+fn a_tokenizer_is_carried_along_with_a_config_that_names_its_class() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let path = from.path().join("my-tokenizer.json");
-    fs::write(&path, "{\"version\": \"1.0\"}").unwrap();
+    let tokenizer = r#"{"added_tokens": [{"id": 0, "content": "<end>"}], "model": {"vocab": {"a": 3, "b": 4}}}"#;
+    fs::write(&path, tokenizer).unwrap();
+    let config = ModelConfig { bos_token_id: Some(4), pad_token_id: Some(9), ..toy() };
     let options = SaveOptions { tokenizer: Some(path), ..single(StoredDtype::F32) };
-    hf::save(to.path(), &toy(), &options, |id| Ok(counted(&toy())[id].clone())).unwrap();
-    let model = hf::load(to.path()).unwrap();
-    assert_eq!(fs::read_to_string(model.tokenizer().unwrap()).unwrap(), "{\"version\": \"1.0\"}");
+    let export = |name: &str| {
+        let dir = to.path().join(name);
+        hf::save(&dir, &config, &options, |id| Ok(counted(&config)[id].clone())).unwrap();
+        let model = hf::load(&dir).unwrap();
+        assert_eq!(fs::read_to_string(model.tokenizer().unwrap()).unwrap(), tokenizer);
+        fs::read_to_string(dir.join("tokenizer_config.json")).unwrap()
+    };
+    let derived: Value = serde_json::from_str(&export("derived")).unwrap();
+    assert_eq!(
+        derived,
+        json!({
+            "bos_token": "b", "clean_up_tokenization_spaces": false, "eos_token": "<end>", "model_max_length": 4096,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        })
+    );
+    fs::write(from.path().join("tokenizer_config.json"), "{\"chat_template\": \"x\"}").unwrap();
+    assert_eq!(export("copied"), "{\"chat_template\": \"x\"}");
+    fs::write(from.path().join("my-tokenizer.json"), "not JSON").unwrap();
+    let result = hf::save(&to.path().join("bad"), &config, &options, |id| Ok(counted(&config)[id].clone()));
+    assert_refused(result, &["my-tokenizer.json", "line 1"]);
 }
 
 /// Runs `tests/python/check_export.py` on fresh exports. The script says so and succeeds where Python or `transformers` is missing;
