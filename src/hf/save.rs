@@ -141,7 +141,7 @@ pub fn save(
     sync_dir(dir)?;
     if moved_skip_biases > 0 && options.layout == Layout::Native {
         notes.push(format!(
-            "in {moved_skip_biases} blocks the skip class's balancing bias is not -1; transformers (5.13 to 5.23) sets it to -1 when it loads \
+            "in {moved_skip_biases} blocks the skip class's balancing bias is not -1; transformers (seen in 5.23) sets it to -1 when it loads \
              a model, whatever the file says"
         ));
     }

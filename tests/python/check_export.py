@@ -19,7 +19,7 @@ def check(directory, torch, load_file, ZayaForCausalLM):
     problems = [f"{what}: {sorted(keys)}" for what, keys in info.items() if keys]
     # The bf16 fixtures were computed by a model converted as a whole, which also rounds RoPE's frequencies.
     model.to(model.dtype).eval()
-    # `from_pretrained` of transformers 5.13 to 5.23 sets the skip class's bias to -1, whatever the file says.
+    # `from_pretrained` of transformers (seen in 5.23) sets the skip class's bias to -1, whatever the file says.
     stored = {k: t for f in directory.glob("*.safetensors") for k, t in load_file(f).items() if k.endswith("balancing_biases")}
     reset = [name for name, buffer in model.named_buffers() if name in stored and not torch.equal(buffer.float(), stored[name].float())]
     if reset:
