@@ -15,6 +15,9 @@ use zaya::model::config::ModelConfig;
 use zaya::model::params::ParamTable;
 use zaya::model::presets;
 
+/// Format, shape and bytes of a tensor in a file.
+pub type StoredTensor = (Dtype, Vec<usize>, Vec<u8>);
+
 pub fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(case)
 }
@@ -54,11 +57,7 @@ pub fn toy() -> ModelConfig {
 }
 
 /// Rewrites the weight file of a model tensor by tensor; `change` gives the new tensor, or None to drop it.
-pub fn rewrite(
-    dir: &Path,
-    change: impl Fn(&str, &[u8]) -> Option<(Dtype, Vec<usize>, Vec<u8>)>,
-    extra: &[(&str, Dtype, &[usize], Vec<u8>)],
-) {
+pub fn rewrite(dir: &Path, change: impl Fn(&str, &[u8]) -> Option<StoredTensor>, extra: &[(&str, Dtype, &[usize], Vec<u8>)]) {
     let path = dir.join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -84,7 +83,7 @@ pub fn toy_dir() -> (tempfile::TempDir, Vec<Vec<f32>>) {
 }
 
 /// Shape and bytes of a tensor of the toy file, unchanged.
-pub fn keep(dir: &Path) -> impl Fn(&str, &[u8]) -> Option<(Dtype, Vec<usize>, Vec<u8>)> {
+pub fn keep(dir: &Path) -> impl Fn(&str, &[u8]) -> Option<StoredTensor> {
     let bytes = fs::read(dir.join("model.safetensors")).unwrap();
     let shapes: BTreeMap<String, Vec<usize>> =
         SafeTensors::deserialize(&bytes).unwrap().iter().map(|(n, t)| (n.to_string(), t.shape().to_vec())).collect();

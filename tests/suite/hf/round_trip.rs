@@ -25,7 +25,10 @@ fn an_export_is_byte_for_byte_the_file_that_transformers_writes() {
         let dir = tempfile::tempdir().unwrap();
         save_as(&model, dir.path(), single(model.dtype));
         for file in ["model.safetensors", "config.json", "generation_config.json"] {
-            let Ok(expected) = fs::read(original.join(file)) else { continue };
+            if file == "generation_config.json" && case.starts_with("shapes") {
+                continue; // not kept there
+            }
+            let expected = fs::read(original.join(file)).unwrap();
             assert!(fs::read(dir.path().join(file)).unwrap() == expected, "{case}/{file} differs");
         }
         assert_eq!(all(&hf::load(dir.path()).unwrap()), all(&model), "{case}");
