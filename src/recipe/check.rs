@@ -116,7 +116,7 @@ impl Checked {
 
     fn member(&mut self, member: &Member, parent: &str, path: &str) {
         // A key that looks like an index would be taken for one.
-        let pattern = if member.key.bytes().all(|b| b.is_ascii_digit()) { String::new() } else { pattern_of(path) };
+        let pattern = if schema::is_index(&member.key) { String::new() } else { pattern_of(path) };
         if let Some(key) = schema::find(&pattern) {
             match key.kind.read(&member.node) {
                 Ok(value) => self.values.set(path, value, member.key_origin),
@@ -172,8 +172,9 @@ impl Checked {
             .iter()
             .map(|g| match g.strip_prefix(&pattern_of(parent)) {
                 Some(rest) if !parent.is_empty() => format!("{parent}{rest}"),
-                _ => g.replace(".*.", ".0."),
+                _ => g.clone(),
             })
+            .map(|g| g.replace(".*", ".0"))
             .collect();
         let what = if matches!(member.node.data, Data::Table(_)) { "table" } else { "key" };
         self.problem(member.key_origin, format!("unknown {what} `{path}`{}", suggest::sentence(&shown)));

@@ -1,1 +1,3 @@
 //! The integration tests, one binary: `cargo test --release --test suite`.
+
+mod recipe;
