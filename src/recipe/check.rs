@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::problems::{Origin, Problem};
 use super::raw::{Data, Member, Node};
-use super::schema::{self, Default, KEYS, Kind, Value};
+use super::schema::{self, Default, KEYS, Value};
 use super::suggest;
 
 /// Typed values by path, such as `data.sources.0.weight`, with the place of each.
@@ -122,12 +122,7 @@ impl Checked {
                 Ok(value) => self.values.set(path, value, member.key_origin),
                 Err(text) => {
                     self.meant.insert(pattern);
-                    let origin = match member.node.origin {
-                        Origin::Absent => member.key_origin,
-                        origin if key.kind == Kind::Weights => origin.min(member.key_origin),
-                        _ => member.key_origin,
-                    };
-                    self.problem(origin, format!("`{path}`: {text}"));
+                    self.problem(member.key_origin, format!("`{path}`: {text}"));
                 }
             }
         } else if schema::children(&pattern).contains(&"*") {
