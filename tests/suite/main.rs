@@ -5,5 +5,6 @@ mod forward_oracle;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
+mod recipe;
 mod reference_oracle;
 mod training_oracle;
