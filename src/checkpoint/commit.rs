@@ -139,6 +139,8 @@ pub(super) fn write_dir(
     failpoint::hit("ckpt.before_manifest_rename")?;
     fs::rename(&half_done, &done).with_context(|| format!("renaming {}", half_done.display()))?;
     sync_dir(tmp)?;
+    // What will be believed later must be believable now: the manifest is read back, the files' sizes are compared.
+    Checkpoint::open(tmp)?;
     Ok(manifest.total_bytes())
 }
 
