@@ -1,5 +1,8 @@
 //! The integration tests, one binary: `cargo test --release --test suite`.
 
+mod balance;
+mod checkpoint;
+mod checkpoint_kill;
 mod fixtures;
 mod forward_oracle;
 mod handle_backend;
