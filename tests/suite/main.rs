@@ -10,4 +10,5 @@ mod hf;
 mod layers_vs_autograd;
 mod recipe;
 mod reference_oracle;
+mod reshard;
 mod training_oracle;
