@@ -49,3 +49,15 @@ pub fn run(cli: Cli) -> Result<u8> {
         Command::Debug(args) => debug::run(args),
     }
 }
+
+/// Runs `f` on a pool of `threads` threads (all cores when not given).
+fn in_pool<R: Send>(threads: Option<usize>, f: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(n) = threads {
+        if n == 0 {
+            return Err(crate::error::bad_input("--threads must be at least 1"));
+        }
+        pool = pool.num_threads(n);
+    }
+    pool.build()?.install(f)
+}

@@ -6,9 +6,10 @@ use anyhow::Result;
 use clap::{Subcommand, ValueEnum};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 
-use crate::checkpoint::repack::{RepackOptions, check_output, repack};
-use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, is_optimizer};
+use crate::checkpoint::repack::{RepackOptions, check_output, from_weights, repack};
+use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, ModelSource, is_optimizer};
 use crate::error::{bad_input, exit_code};
+use crate::hf::{self, StoredDtype};
 
 /// Convert a checkpoint; list, inspect and verify checkpoints.
 ///
@@ -81,24 +82,35 @@ pub fn run(args: Args) -> Result<u8> {
 
 fn convert(from: &Path, to: Format, output: &Path, dtype: Option<Dtype>, weights_only: bool) -> Result<u8> {
     check_output(output, Some(from))?;
-    if from.join("config.json").is_file() && !from.join(MANIFEST).is_file() {
-        return Err(bad_input(format!("{} is a Hugging Face model, which this build cannot read yet", from.display())));
-    }
-    let source = open(from)?;
-    match to {
-        Format::Zck => {
+    let source = ModelSource::open(from)?;
+    match (to, &source) {
+        (Format::Hf, _) => {
+            let options = hf::SaveOptions {
+                dtype: if dtype == Some(Dtype::BF16) { StoredDtype::Bf16 } else { StoredDtype::F32 },
+                tokenizer: source.tokenizer(),
+                ..hf::SaveOptions::default()
+            };
+            let saved = hf::save(output, source.config(), &options, |id| source.read(id))?;
+            saved.notes.iter().for_each(|n| eprintln!("note: {n}"));
+            println!("{}: {} of tensors in {}", output.display(), HumanBytes(saved.tensor_bytes), saved.files.join(", "));
+        }
+        (Format::Zck, ModelSource::Checkpoint { checkpoint, .. }) => {
             let options = RepackOptions { weights_dtype: dtype, weights_only, ..RepackOptions::default() };
-            let done = repack(&source, output, &options)?;
+            let done = repack(checkpoint, output, &options)?;
             println!(
                 "{}: step {}, {} tensors, {} ({} tensors left out)",
                 output.display(),
-                source.meta().step,
+                checkpoint.meta().step,
                 done.tensors,
                 HumanBytes(done.bytes),
                 done.dropped
             );
         }
-        Format::Hf => return Err(bad_input("this build cannot write Hugging Face files yet")),
+        (Format::Zck, ModelSource::HuggingFace(model)) => {
+            let dtype = dtype.unwrap_or(Dtype::F32);
+            let done = from_weights(&model.config, output, dtype, &mut |id| model.read(id), &Default::default())?;
+            println!("{}: weights only, {} tensors, {}", output.display(), done.tensors, HumanBytes(done.bytes));
+        }
     }
     Ok(exit_code::OK)
 }

@@ -5,6 +5,7 @@ mod checkpoint;
 mod checkpoint_kill;
 mod fixtures;
 mod forward_oracle;
+mod generation;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
