@@ -321,6 +321,14 @@ mod tests {
         assert_eq!(hit_write("ckpt.write").unwrap(), WriteFault::None);
     }
 
+    #[test]
+    fn the_documentation_lists_every_point() {
+        let doc = include_str!("../docs/CHECKPOINT.md");
+        for p in POINTS {
+            assert!(doc.contains(&format!("| `{}` | {} |", p.name, p.doc)), "{}", p.name);
+        }
+    }
+
     /// A point that the code passes but the list lacks could never be armed.
     #[test]
     fn every_point_in_the_source_is_listed() {

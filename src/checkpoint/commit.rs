@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::layout::{Limits, PlannedFile, TensorInfo, plan};
+use super::layout::{Limits, TensorInfo, plan, rows_of};
 use super::manifest::{Contents, Entry, Manifest, Meta};
 use super::names::{is_tmp_dir, step_dir, tmp_dir};
 use super::write::{Current, sync_dir, write_file, write_small};
@@ -112,8 +112,8 @@ pub(super) fn write_dir(
 ) -> Result<u64> {
     let suffix = if distinct_names { format!("-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]) } else { String::new() };
     let limits = Limits { part_bytes: options.max_part_bytes, file_bytes: options.max_file_bytes };
+    ensure_space(space, tensors)?;
     let files = plan(tensors, limits, &suffix)?;
-    ensure_space(space, &files)?;
     fs::create_dir(tmp).with_context(|| format!("creating {}", tmp.display()))?;
     failpoint::hit("ckpt.tmp_created")?;
 
@@ -139,6 +139,8 @@ pub(super) fn write_dir(
     failpoint::hit("ckpt.before_manifest_rename")?;
     fs::rename(&half_done, &done).with_context(|| format!("renaming {}", half_done.display()))?;
     sync_dir(tmp)?;
+    // What will be believed later must be believable now: the manifest is read back, the files' sizes are compared.
+    Checkpoint::open(tmp)?;
     Ok(manifest.total_bytes())
 }
 
@@ -213,14 +215,12 @@ fn remove_leftovers(root: &Path, locked: bool) -> Vec<String> {
     notes
 }
 
-/// Refuses a save that would fill the disk: 1.1 times the planned bytes must be free.
-fn ensure_space(dir: &Path, files: &[PlannedFile]) -> Result<()> {
-    // A save that ends in a full disk leaves nothing to the other users of it.
-    let mut needed: u64 = 0;
-    for f in files {
-        needed = needed.checked_add(f.size()).context("the checkpoint is larger than any disk")?;
-    }
-    let needed = needed / 10 * 11 + (1 << 20);
+/// Refuses a save that would fill the disk: 1.1 times the tensors' bytes must be free. A save that ends in a full disk
+/// would leave nothing to the other users of it either.
+fn ensure_space(dir: &Path, tensors: &[TensorInfo]) -> Result<()> {
+    let bytes_of = |t: &TensorInfo| rows_of(&t.shape).and_then(|(rows, row)| (rows * row).checked_mul(t.dtype.bytes()));
+    let bytes = tensors.iter().try_fold(0u64, |sum, t| sum.checked_add(bytes_of(t)?));
+    let needed = bytes.and_then(|b| (b / 10).checked_mul(11)?.checked_add(1 << 20)).unwrap_or(u64::MAX);
     let free = free_bytes(dir)?;
     ensure!(
         needed <= free,

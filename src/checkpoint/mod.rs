@@ -34,7 +34,7 @@ pub use commit::{SaveOptions, Saved, save};
 pub use layout::{Dtype, TensorInfo};
 pub use locate::{Found, latest_valid, list, locate};
 pub use manifest::{Contents, Entry, FileEntry, Manifest, Meta, Part, model_hash};
-pub use names::{is_optimizer, opt_name, parse_step_dir, step_dir, training_tensors, weight_tensors};
+pub use names::{is_optimizer, opt_name, parse_step_dir, split_opt_name, step_dir, training_tensors, weight_tensors};
 pub use read::Checkpoint;
 pub use retain::{RetainPolicy, Retained, retain};
 

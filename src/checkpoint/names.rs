@@ -36,6 +36,11 @@ pub fn opt_name(param: &str, slot: &str) -> String {
     format!("{OPT}{param}/{slot}")
 }
 
+/// Parameter and slot of an optimizer tensor's name; None for a weight.
+pub fn split_opt_name(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix(OPT)?.rsplit_once('/')
+}
+
 /// Does this tensor belong to an optimizer (and not to the model)?
 pub fn is_optimizer(name: &str) -> bool {
     name.starts_with(OPT)

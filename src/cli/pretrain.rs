@@ -10,6 +10,7 @@ use super::BackendName;
 use crate::error::{bad_input, exit_code};
 use crate::plan;
 use crate::recipe::{self, Recipe, units};
+use crate::train::{self, EngineKind, Options, Outcome};
 
 /// Train a model as a recipe says.
 ///
@@ -89,7 +90,29 @@ pub fn run(args: Args) -> Result<u8> {
         return dry_run(&recipe);
     }
     refuse_unready(&recipe)?;
-    anyhow::bail!("`zaya pretrain` cannot train yet; --dry-run shows what the recipe comes to")
+    let options = Options {
+        engine: match args.backend {
+            BackendName::Cpu => EngineKind::Cpu,
+            BackendName::Candle => EngineKind::Candle,
+        },
+        resume: args.resume,
+        stop_at: args.stop_at,
+        time_limit: args.time_limit,
+        init_from: args.init_from.map(|InitFrom::HuggingFace(dir)| dir),
+    };
+    let outcome = train::run(&recipe, &options)?;
+    let dir = recipe.run.dir.display();
+    let (text, code) = match outcome {
+        Outcome::Finished => (format!("finished; the run is in {dir}"), exit_code::OK),
+        Outcome::StopAt => (format!("stopped as asked; go on with --resume; the run is in {dir}"), exit_code::OK),
+        Outcome::TimeLimit => (format!("time limit reached, saved; go on with --resume; the run is in {dir}"), exit_code::OK),
+        Outcome::Signal(s) => {
+            let code = if s == signal_hook::consts::SIGINT { exit_code::INTERRUPTED } else { exit_code::TERMINATED };
+            (format!("stopped by a signal, saved; go on with --resume; the run is in {dir}"), code)
+        }
+    };
+    eprintln!("{text}");
+    Ok(code)
 }
 
 /// What `--dry-run` only marks, a real start refuses.

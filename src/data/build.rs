@@ -107,8 +107,7 @@ impl<'a, W: Watcher> Tally<'a, W> {
 
     /// Refuses a corpus in which every record was bad: that is a wrong `--field` or `--format`, not a poor corpus.
     fn check_some_use(&self) -> Result<()> {
-        let (used, empty, bad) =
-            (self.total(|s| s.documents), self.total(|s| s.skipped.empty), self.total(|s| s.skipped.bad));
+        let (used, empty, bad) = (self.total(|s| s.documents), self.total(|s| s.skipped.empty), self.total(|s| s.skipped.bad));
         if used + empty > 0 || bad == 0 {
             return Ok(());
         }
@@ -322,7 +321,10 @@ impl<W: Watcher> Iterator for Documents<'_, '_, W> {
 fn check_file(path: &Path, overwrite: bool) -> Result<()> {
     let shown = path.display();
     if path.is_dir() || path.file_name().is_none() {
-        return Err(bad_input(format!("--output {shown} is a directory: give the file, e.g. {}", path.join("tokenizer.json").display())));
+        return Err(bad_input(format!(
+            "--output {shown} is a directory: give the file, e.g. {}",
+            path.join("tokenizer.json").display()
+        )));
     }
     if path.exists() && !overwrite {
         return Err(bad_input(format!("{shown} exists: choose another --output, or replace it with --overwrite")));

@@ -289,8 +289,7 @@ mod tests {
         let source = Source::new(dataset(dir.path(), &lengths), 9, 5, 1000).unwrap();
         for s in 0..60 {
             let sample = sample(&source, s);
-            let expected: Vec<u32> =
-                (0..sample.ids.len() as u32).filter(|p| begins.contains(&sample.ids[*p as usize])).collect();
+            let expected: Vec<u32> = (0..sample.ids.len() as u32).filter(|p| begins.contains(&sample.ids[*p as usize])).collect();
             assert_eq!(sample.starts, expected, "sample {s}");
         }
     }

@@ -26,7 +26,8 @@ impl Entry {
 pub(super) struct Pending {
     target: PathBuf,
     temporary: PathBuf,
-    out: BufWriter<File>,
+    /// None once everything is on the disk, so that many waiting files do not use up the file handles.
+    out: Option<BufWriter<File>>,
     written: u64,
     expected: u64,
     done: bool,
@@ -38,7 +39,7 @@ impl Pending {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let temporary = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
         let file = File::create(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
-        let out = BufWriter::with_capacity(1 << 20, file);
+        let out = Some(BufWriter::with_capacity(1 << 20, file));
         Ok(Self { target: target.to_path_buf(), temporary, out, written: 0, expected: 0, done: false })
     }
 
@@ -65,14 +66,14 @@ impl Pending {
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
-        self.out.write_all(bytes).with_context(|| format!("writing {}", self.temporary.display()))
+        let out = self.out.as_mut().with_context(|| format!("{} is closed", self.temporary.display()))?;
+        out.write_all(bytes).with_context(|| format!("writing {}", self.temporary.display()))
     }
 
-    /// The whole file is on the disk under its temporary name.
+    /// Brings the whole file onto the disk, still under its temporary name. Nothing can be written after that.
     pub fn sync(&mut self) -> Result<()> {
-        let context = || format!("writing {}", self.temporary.display());
-        self.out.flush().with_context(context)?;
-        self.out.get_ref().sync_all().with_context(context)
+        let Some(mut out) = self.out.take() else { return Ok(()) };
+        out.flush().and_then(|_| out.get_ref().sync_all()).with_context(|| format!("writing {}", self.temporary.display()))
     }
 
     /// Gives the file its name, replacing an older one.

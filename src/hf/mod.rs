@@ -12,6 +12,7 @@ mod load;
 pub mod names;
 mod save;
 mod shards;
+mod tokenizer_config;
 
 pub use dtype::StoredDtype;
 pub use load::{HfModel, load};

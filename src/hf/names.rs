@@ -1,6 +1,8 @@
 //! Tensor names of the two layouts. Native names stand in the parameter table; the old ones are derived from them here.
 
-use crate::model::params::{ParamSpec, ParamTable};
+use std::collections::HashMap;
+
+use crate::model::params::{OptimKind, ParamSpec, ParamTable};
 
 /// How a file arranges the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +41,9 @@ pub struct FileTensor {
 /// The tensors that a model's files hold in `layout`, in the order of the table.
 pub fn file_tensors(table: &ParamTable, layout: Layout) -> Vec<FileTensor> {
     let mut out: Vec<FileTensor> = Vec::new();
-    let mut stacked = std::collections::HashMap::new();
+    let mut stacked = HashMap::new();
     for (id, spec) in table.specs.iter().enumerate() {
-        let always_f32 = spec.optim == crate::model::params::OptimKind::Balance;
+        let always_f32 = spec.optim == OptimKind::Balance;
         let mut add = |name: String, shape| {
             out.push(FileTensor { name, shape, params: vec![id], always_f32 });
             out.len() - 1
@@ -113,4 +115,50 @@ fn legacy_name(spec: &ParamSpec, blocks: usize, moe_name: &str) -> String {
         }
     }
     unreachable!("the table has a parameter `{}` without a legacy name", spec.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::model::presets;
+
+    /// The counts of ZAYA1-base's published files.
+    #[test]
+    fn zaya1_base_has_the_published_numbers_of_tensors() {
+        let table = ParamTable::new(&presets::zaya1_base());
+        for (layout, count) in [(Layout::Native, 1283), (Layout::Legacy, 2483), (Layout::LegacySmoe, 2483)] {
+            let tensors = file_tensors(&table, layout);
+            assert_eq!(tensors.iter().map(|t| t.name.as_str()).collect::<HashSet<_>>().len(), count);
+            assert_eq!(tensors.len(), count);
+            let elements: usize = tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();
+            assert_eq!(elements, 8_840_489_464);
+            let params: HashSet<usize> = tensors.iter().flat_map(|t| t.params.iter().copied()).collect();
+            assert_eq!(params.len(), table.specs.len());
+        }
+    }
+
+    #[test]
+    fn old_names_of_the_places_that_move() {
+        let table = ParamTable::new(&presets::zaya1_base());
+        let legacy = |name: &str| legacy_name(&table.specs[table.find(name).unwrap()], 40, "zaya_block");
+        for (name, old) in [
+            ("embed", "model.embed_tokens.weight"),
+            ("input.bias", "model.layers.0.res_scale.hidden_states_bias"),
+            ("final_norm", "model.final_norm.weight"),
+            ("layers.3.attn.norm", "model.layers.6.input_norm.weight"),
+            ("layers.3.attn.temp", "model.layers.6.self_attn.qkv.temp"),
+            ("layers.3.attn.conv1.bias", "model.layers.6.self_attn.qkv.conv_qk.1.bias"),
+            ("layers.3.attn_merge.stream_scale", "model.layers.7.res_scale.residual_scale"),
+            ("layers.3.router.gamma", "model.layers.7.zaya_block.router.router_states_scale"),
+            ("layers.3.router.norm", "model.layers.7.zaya_block.router.rmsnorm_eda.weight"),
+            ("layers.3.router.out", "model.layers.7.zaya_block.router.router_mlp.4.weight"),
+            ("layers.3.experts.11.down", "model.layers.7.zaya_block.experts.local_experts.11.linear_fc2.weight"),
+            ("layers.3.moe_merge.branch_bias", "model.layers.8.res_scale.hidden_states_bias"),
+            ("layers.39.moe_merge.branch_bias", "model.res_scale.hidden_states_bias"),
+        ] {
+            assert_eq!(legacy(name), old);
+        }
+    }
 }

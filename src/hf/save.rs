@@ -12,9 +12,10 @@ use super::config;
 use super::file_writer::{Entry, Pending, sync_dir};
 use super::names::{FileTensor, Layout, file_tensors};
 use super::shards::{INDEX, SINGLE};
+use super::tokenizer_config;
 use crate::error::bad_input;
-use crate::model::config::{AttentionKind, ModelConfig};
-use crate::model::params::{ParamId, ParamTable};
+use crate::model::config::{AttentionKind, ModelConfig, SkipMode};
+use crate::model::params::{OptimKind, ParamId, ParamTable};
 
 /// How to write a model.
 #[derive(Debug, Clone)]
@@ -24,7 +25,7 @@ pub struct SaveOptions {
     pub layout: Layout,
     /// A new shard begins before one would hold more than this. A larger tensor gets a shard of its own.
     pub max_shard_bytes: u64,
-    /// A `tokenizer.json` to put beside the weights.
+    /// A `tokenizer.json` to put beside the weights, with the `tokenizer_config.json` of its directory or a new one.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -42,6 +43,8 @@ pub struct SavedModel {
     pub files: Vec<String>,
     /// Bytes of tensor data in all shards.
     pub tensor_bytes: u64,
+    /// Where another program would compute something else from these files than this one; to be shown to the user.
+    pub notes: Vec<String>,
 }
 
 /// Writes the model `config` into `dir`, which is created if need be. `read` gives the values of one parameter of
@@ -71,6 +74,8 @@ pub fn save(
     let mut files = Vec::new();
     let mut weight_map = BTreeMap::new();
     let mut tensor_bytes = 0;
+    let mut notes = foreign_meaning(config, options.layout);
+    let mut moved_skip_biases = 0;
     for (number, shard) in shards.iter().enumerate() {
         let name = match shards.len() {
             1 => SINGLE.to_string(),
@@ -84,6 +89,7 @@ pub fn save(
                 let values = read(id)?;
                 let spec = &table.specs[id];
                 ensure!(values.len() == spec.numel(), "{}: {} values for the shape {:?}", spec.name, values.len(), spec.shape);
+                moved_skip_biases += (spec.optim == OptimKind::Balance && values.last() != Some(&-1.0)) as usize;
                 bytes.clear();
                 entry.dtype.encode(&values, &mut bytes);
                 file.write(&bytes)?;
@@ -110,8 +116,15 @@ pub fn save(
         text_file(INDEX, config::to_text(&index).as_bytes())?;
     }
     if let Some(path) = &options.tokenizer {
-        let text = fs::read(path).map_err(|e| bad_input(format!("cannot read the tokenizer {}: {e}", path.display())))?;
+        let unusable = |e: &dyn std::fmt::Display| bad_input(format!("cannot use the tokenizer {}: {e}", path.display()));
+        let text = fs::read(path).map_err(|e| unusable(&e))?;
+        let parsed = serde_json::from_slice(&text).map_err(|e| unusable(&e))?;
         text_file("tokenizer.json", &text)?;
+        // Its own config, when it has one, knows more than we do (chat templates).
+        let own = path.with_file_name("tokenizer_config.json");
+        let own = if own.is_file() { fs::read(&own).map_err(|e| unusable(&e))? } else { Vec::new() };
+        let derived = config::to_text(&tokenizer_config::for_tokenizer(&parsed, config));
+        text_file("tokenizer_config.json", if own.is_empty() { derived.as_bytes() } else { &own })?;
     }
     let config_json = match options.layout {
         Layout::Native => {
@@ -126,7 +139,32 @@ pub fn save(
         file.finish()?;
     }
     sync_dir(dir)?;
-    Ok(SavedModel { files, tensor_bytes })
+    if moved_skip_biases > 0 && options.layout == Layout::Native {
+        notes.push(format!(
+            "in {moved_skip_biases} blocks the skip class's balancing bias is not -1; transformers (seen in 5.23) sets it to -1 when it loads \
+             a model, whatever the file says"
+        ));
+    }
+    Ok(SavedModel { files, tensor_bytes, notes })
+}
+
+/// What the programs that these files are made for would compute differently.
+fn foreign_meaning(config: &ModelConfig, layout: Layout) -> Vec<String> {
+    let native = layout == Layout::Native;
+    let (theirs, skip, eps, word) = match native {
+        true => ("transformers", SkipMode::Zero, config.norm_eps, "nothing"),
+        false => ("Zyphra's code of November 2025", SkipMode::Identity, config::ROUTER_NORM_EPS_2025, "the scaled input"),
+    };
+    let mut notes = Vec::new();
+    if config.skip_mode != skip {
+        notes.push(format!(
+            "`zaya_skip_mode` in config.json is our own key: {theirs} does not know it and adds {word} for a token that takes the skip class"
+        ));
+    }
+    if config.router_norm_eps != eps {
+        notes.push(format!("`zaya_router_norm_eps` in config.json is our own key: {theirs} does not know it and uses {eps:e}"));
+    }
+    notes
 }
 
 fn entry(tensor: &FileTensor, options: &SaveOptions) -> Entry {

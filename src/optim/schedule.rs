@@ -78,3 +78,70 @@ impl Schedule {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(kind: ScheduleKind, warmup_steps: u64, decay_steps: u64, total_steps: u64) -> Schedule {
+        Schedule { kind, lr: 6e-4, min_lr: 2e-4, warmup_steps, decay_steps, total_steps }
+    }
+
+    fn table(s: &Schedule, steps: u64) -> Vec<f64> {
+        (0..steps).map(|t| s.lr_at(t)).collect()
+    }
+
+    fn close(a: &[f64], b: &[f64]) {
+        assert_eq!(a.len(), b.len());
+        for (x, y) in a.iter().zip(b) {
+            assert!((x - y).abs() <= 1e-18, "{a:?} != {b:?}");
+        }
+    }
+
+    const ALL: [ScheduleKind; 4] = [ScheduleKind::Cosine, ScheduleKind::Linear, ScheduleKind::Constant, ScheduleKind::Wsd];
+
+    #[test]
+    fn cosine_equals_the_reference_run() {
+        // Learning rates of the reference's 8 steps: 2 of warm-up, then cosine over the other 6.
+        let reference = [3e-4, 6e-4, 6e-4, 0.0005732050807568877, 0.0005, 0.0004, 3e-4, 0.00022679491924311226];
+        close(&table(&schedule(ScheduleKind::Cosine, 2, 0, 8), 8), &reference);
+    }
+
+    #[test]
+    fn shapes_by_hand() {
+        close(&table(&schedule(ScheduleKind::Constant, 2, 0, 4), 6), &[3e-4, 6e-4, 6e-4, 6e-4, 6e-4, 6e-4]);
+        close(&table(&schedule(ScheduleKind::Linear, 0, 0, 4), 6), &[6e-4, 5e-4, 4e-4, 3e-4, 2e-4, 2e-4]);
+        close(&table(&schedule(ScheduleKind::Wsd, 1, 2, 6), 8), &[6e-4, 6e-4, 6e-4, 6e-4, 6e-4, 4e-4, 2e-4, 2e-4]);
+    }
+
+    #[test]
+    fn a_warm_up_of_any_length_is_defined() {
+        for kind in ALL {
+            // None: the first step has the full learning rate.
+            close(&table(&schedule(kind, 0, 3, 10), 1), &[6e-4]);
+            // As long as the run, and longer: a ramp, and nothing but the ramp.
+            close(&table(&schedule(kind, 4, 3, 4), 4), &[1.5e-4, 3e-4, 4.5e-4, 6e-4]);
+            close(&table(&schedule(kind, 8, 3, 4), 4), &[0.75e-4, 1.5e-4, 2.25e-4, 3e-4]);
+            for (warmup, decay, total) in [(0, 0, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1), (3, 9, 5), (5, 5, 5), (9, 9, 5), (0, 5, 5)]
+            {
+                for lr in table(&schedule(kind, warmup, decay, total), 20) {
+                    assert!(lr.is_finite() && lr > 0.0 && lr <= 6e-4 * (1.0 + 1e-15), "{kind:?} {warmup} {decay} {total}: {lr}");
+                }
+            }
+        }
+        let last = u64::MAX;
+        close(&[schedule(ScheduleKind::Cosine, 2, 0, 8).lr_at(last)], &[2e-4]);
+        close(&[schedule(ScheduleKind::Wsd, 2, 0, 8).lr_at(last)], &[6e-4]);
+        close(&[schedule(ScheduleKind::Wsd, 2, 3, 8).lr_at(last)], &[2e-4]);
+    }
+
+    #[test]
+    fn after_the_warm_up_it_never_rises() {
+        for kind in ALL {
+            let s = schedule(kind, 5, 7, 40);
+            let t = table(&s, 50);
+            assert!(t[..5].is_sorted(), "{kind:?}");
+            assert!(t[4..].iter().rev().is_sorted(), "{kind:?}");
+        }
+    }
+}

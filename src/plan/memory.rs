@@ -55,7 +55,7 @@ pub fn estimate(recipe: &Recipe, table: &ParamTable) -> Vec<MemoryPart> {
         MemoryPart { name: "optimizer state (f32)", bytes: (muon + 2 * adamw + 2 * balance) * F32 },
         MemoryPart { name: "activations of a micro-batch", bytes: activations },
         MemoryPart { name: "working buffers of backward", bytes: working },
-        MemoryPart { name: "logits, 256 rows at a time", bytes: tokens.min(LOGITS_ROWS) * u(m.vocab_size) * F32 },
+        MemoryPart { name: "logits, one chunk of rows", bytes: tokens.min(LOGITS_ROWS) * u(m.vocab_size) * F32 },
         MemoryPart { name: "Newton-Schulz, largest matrix", bytes: newton_schulz },
     ]);
     out

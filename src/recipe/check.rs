@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::problems::{Origin, Problem};
 use super::raw::{Data, Member, Node};
-use super::schema::{self, Default, KEYS, Kind, Value};
+use super::schema::{self, Default, KEYS, Value};
 use super::suggest;
 
 /// Typed values by path, such as `data.sources.0.weight`, with the place of each.
@@ -116,18 +116,13 @@ impl Checked {
 
     fn member(&mut self, member: &Member, parent: &str, path: &str) {
         // A key that looks like an index would be taken for one.
-        let pattern = if member.key.bytes().all(|b| b.is_ascii_digit()) { String::new() } else { pattern_of(path) };
+        let pattern = if schema::is_index(&member.key) { String::new() } else { pattern_of(path) };
         if let Some(key) = schema::find(&pattern) {
             match key.kind.read(&member.node) {
                 Ok(value) => self.values.set(path, value, member.key_origin),
                 Err(text) => {
                     self.meant.insert(pattern);
-                    let origin = match member.node.origin {
-                        Origin::Absent => member.key_origin,
-                        origin if key.kind == Kind::Weights => origin.min(member.key_origin),
-                        _ => member.key_origin,
-                    };
-                    self.problem(origin, format!("`{path}`: {text}"));
+                    self.problem(member.key_origin, format!("`{path}`: {text}"));
                 }
             }
         } else if schema::children(&pattern).contains(&"*") {
@@ -172,8 +167,9 @@ impl Checked {
             .iter()
             .map(|g| match g.strip_prefix(&pattern_of(parent)) {
                 Some(rest) if !parent.is_empty() => format!("{parent}{rest}"),
-                _ => g.replace(".*.", ".0."),
+                _ => g.clone(),
             })
+            .map(|g| g.replace(".*", ".0"))
             .collect();
         let what = if matches!(member.node.data, Data::Table(_)) { "table" } else { "key" };
         self.problem(member.key_origin, format!("unknown {what} `{path}`{}", suggest::sentence(&shown)));

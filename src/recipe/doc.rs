@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::schema::{Default, KEYS, Key, Resume};
 
-const TABLES: [(&str, &str); 15] = [
+const TABLES: [(&str, &str); 14] = [
     ("run", ""),
     ("model", "The shape: a preset, fields, or a preset with fields that differ."),
     ("tokenizer", ""),
@@ -22,7 +22,6 @@ const TABLES: [(&str, &str); 15] = [
         "stages",
         "Phases of a run that follow one another; a recipe without them is one stage. A stage says what differs from the other tables.",
     ),
-    ("", ""),
 ];
 
 fn cell(text: &str) -> String {

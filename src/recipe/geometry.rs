@@ -54,14 +54,24 @@ pub fn check(recipe: &mut Recipe, values: &Values, problems: &mut Vec<Problem>) 
 fn model(r: &Recipe, values: &Values, problem: &mut impl FnMut(&str, String)) {
     let m = &r.model;
     for (field, text) in m.problems() {
-        let path = format!("model.{field}");
-        let twin = format!("{path}_sliding");
-        let place = match field {
-            "num_blocks" if values.given(&path).is_none() => "model.attention".to_string(),
-            _ if values.given(&path).is_none() && values.given(&twin).is_some() => twin,
-            _ => path.clone(),
+        // The key that the user wrote and that has part in it; the preset's line where there is none.
+        let others: &[&str] = match field {
+            "num_blocks" => &["attention"],
+            "head_dim" => &["partial_rotary_factor", "partial_rotary_factor_sliding", "num_kv_heads"],
+            "partial_rotary_factor" => &["partial_rotary_factor_sliding"],
+            "rope_theta" => &["rope_theta_sliding"],
+            "num_query_heads" => &["num_kv_heads"],
+            "sliding_window" => &["attention"],
+            "pad_token_id" | "bos_token_id" | "eos_token_id" => &["vocab_size"],
+            _ => &[],
         };
-        problem(&place, format!("`{path}`: {text}"));
+        let path = [&[field], others].concat().into_iter().map(|f| format!("model.{f}"));
+        let path = path.clone().find(|p| values.given(p).is_some()).unwrap_or(format!("model.{field}"));
+        problem(&path, format!("`{path}`: {text}"));
+    }
+    if !m.head_dim.is_multiple_of(2) && !m.problems().iter().any(|(field, _)| *field == "head_dim") {
+        let text = format!("`model.head_dim` ({}) is an odd number: RoPE rotates channels in pairs", m.head_dim);
+        problem("model.head_dim", text);
     }
     let experts = m.num_blocks() as u128 * m.num_experts as u128;
     if experts > MOST_EXPERTS {

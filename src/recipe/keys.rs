@@ -16,6 +16,7 @@ const PRESET: Default = Absent("the preset's");
 const SHAPE: Resume = Fixed("the checkpoint holds a model of the old shape");
 const MEANING: Resume = Fixed("the trained weights would mean something else");
 const SAMPLES: Resume = Fixed("the order of the samples would no longer be the run's");
+const LOSS: Resume = Fixed("the same samples would be trained on in another way");
 const MOMENTS: Resume = Fixed("the optimizer's state belongs to the old value");
 const FROM_HERE: Resume = Notice("the new value holds from the resumed step on");
 const NEW_CURVE: Resume =
@@ -63,8 +64,8 @@ pub const KEYS: &[Key] = &[
     key("data.sources.*.weight", Number(NotNegative), Value("1.0"), SAMPLES, "Share of the samples, relative to the other sources' weights."),
     key("data.validation.*.name", Text, Absent("file name of the first shard"), Free, "Name of the held-out set in metrics; unique."),
     key("data.validation.*.path", Paths, Required, Free, "Token shards of the held-out set, as in `data.sources`."),
-    key("data.document_mask", Bool, Value("false"), SAMPLES, "Whether documents that share a sequence are hidden from each other: attention, convolutions and value shift begin anew with each document."),
-    key("data.eod_mask_loss", Bool, Value("false"), SAMPLES, "Whether the first token of a document is left out of the loss (nothing before it could foretell it)."),
+    key("data.document_mask", Bool, Value("false"), LOSS, "Whether documents that share a sequence are hidden from each other: attention, convolutions and value shift begin anew with each document."),
+    key("data.eod_mask_loss", Bool, Value("false"), LOSS, "Whether the first token of a document is left out of the loss (nothing before it could foretell it)."),
 
     key("train.steps", Integer { min: 1, max: ANY }, Absent("from `train.tokens`"), NEW_CURVE, "Optimizer steps of the run. Give this or `train.tokens`."),
     key("train.tokens", Tokens { min: 1 }, Absent("from `train.steps`"), NEW_CURVE, "Tokens of the run, e.g. `\"8T\"`; as many whole steps as fit."),

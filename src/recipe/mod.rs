@@ -22,7 +22,7 @@ pub mod units;
 mod write;
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -38,7 +38,16 @@ const MAX_BYTES: u64 = 4 << 20;
 /// Reads the recipe at `path`, with `sets` (each `key.path=value`) written over it. Paths in both are relative to the
 /// recipe's folder. Every problem is told, with file, line and key; the error is a [`crate::error::BadInput`].
 pub fn load(path: &Path, sets: &[String]) -> Result<Recipe> {
-    let source = Source { file: path.display().to_string(), text: read(path)?, sets: sets.to_vec() };
+    load_text(path.display().to_string(), read(path)?, sets, || folder(path))
+}
+
+/// Reads a resolved recipe (all its paths are absolute) from its text; `name` stands for it in errors.
+pub fn load_resolved(name: &str, text: &str) -> Result<Recipe> {
+    load_text(name.to_string(), text.to_string(), &[], || Ok("/".into()))
+}
+
+fn load_text(file: String, text: String, sets: &[String], base: impl FnOnce() -> Result<PathBuf>) -> Result<Recipe> {
+    let source = Source { file, text, sets: sets.to_vec() };
     let refuse = |problems: Vec<problems::Problem>| bad_input(source.report(problems));
     let mut root = raw::parse(&source.text).map_err(|p| refuse(vec![p]))?;
     let mut problems = Vec::new();
@@ -55,8 +64,7 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Recipe> {
     if !problems.is_empty() {
         return Err(refuse(problems));
     }
-    let base = folder(path)?;
-    resolve::resolve(&checked.values, &base).map_err(refuse)
+    resolve::resolve(&checked.values, &base()?).map_err(refuse)
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -82,7 +90,7 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// The folder that the recipe's paths are relative to, absolute. A link to a recipe counts where the link lies.
-fn folder(path: &Path) -> Result<std::path::PathBuf> {
+fn folder(path: &Path) -> Result<PathBuf> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let refuse = |why: &str| bad_input(format!("cannot use the recipe {}: {why}", path.display()));
     let folder = parent.canonicalize().map_err(|e| refuse(&format!("its folder cannot be found: {e}")))?;

@@ -391,15 +391,15 @@ pub fn resolve(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
         let (view, wrong) = stage_view(values, i);
         problems.extend(wrong);
         match resolve_view(&view, base) {
-            Ok(of_stage) => {
+            Ok(mut of_stage) => {
+                if stages > 1 {
+                    of_stage.warnings.iter_mut().for_each(|w| *w = format!("stage `{name}`: {w}"));
+                }
                 let stage = of_stage.as_stage(name.clone());
                 match &mut recipe {
                     None => recipe = Some(Recipe { stages: vec![stage], ..of_stage }),
                     Some(whole) => {
-                        for w in of_stage.warnings {
-                            let w = format!("stage `{name}`: {w}");
-                            whole.warnings.push(w);
-                        }
+                        whole.warnings.extend(of_stage.warnings);
                         whole.stages.push(stage);
                     }
                 }

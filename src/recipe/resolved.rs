@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::model::config::ModelConfig;
+pub use crate::tensor::backend::Precision;
 
 /// Everything of a run. Read by [`super::load`]; keys and units are documented in `docs/RECIPE.md`.
 #[derive(Debug, Clone)]
@@ -52,13 +53,6 @@ pub struct Data {
     pub validation: Vec<DataSource>,
     pub document_mask: bool,
     pub eod_mask_loss: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    F32,
-    /// bf16 compute with f32 master weights.
-    Bf16,
 }
 
 #[derive(Debug, Clone, PartialEq)]

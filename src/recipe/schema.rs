@@ -282,9 +282,14 @@ pub fn pattern(segments: &[&str]) -> String {
         if !out.is_empty() {
             out.push('.');
         }
-        out.push_str(if s.bytes().all(|b| b.is_ascii_digit()) { "*" } else { s });
+        out.push_str(if is_index(s) { "*" } else { s });
     }
     out
+}
+
+/// Whether a path's segment counts an array's entries.
+pub fn is_index(segment: &str) -> bool {
+    !segment.is_empty() && segment.bytes().all(|b| b.is_ascii_digit())
 }
 
 pub fn find(pattern: &str) -> Option<&'static Key> {

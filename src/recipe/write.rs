@@ -6,6 +6,7 @@ use std::time::Duration;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value};
 
 use super::resolved::*;
+use super::schema::is_index;
 use super::units::format_duration;
 use crate::model::config::{AttentionKind, SkipMode};
 
@@ -199,7 +200,7 @@ fn insert(table: &mut Table, path: &[&str], value: Value) {
         [key] => {
             table.insert(key, Item::Value(value));
         }
-        [array, index, rest @ ..] if index.bytes().all(|b| b.is_ascii_digit()) => {
+        [array, index, rest @ ..] if is_index(index) => {
             let item = table.entry(array).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
             if let Item::ArrayOfTables(tables) = item {
                 let index: usize = index.parse().unwrap_or(0);

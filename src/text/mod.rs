@@ -10,3 +10,15 @@ pub mod record;
 pub mod vocab;
 
 pub use encoder::{Encoder, Eod};
+
+/// SHA-256 of bytes, in hexadecimal: how a tokenizer file is told from another.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// SHA-256 of a tokenizer file.
+pub fn tokenizer_sha256(path: &std::path::Path) -> anyhow::Result<String> {
+    use anyhow::Context;
+    Ok(sha256_hex(&std::fs::read(path).with_context(|| format!("reading the tokenizer {}", path.display()))?))
+}

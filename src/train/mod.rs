@@ -1,6 +1,16 @@
 //! The step, the loop, stopping and resuming.
 
 pub mod candle_engine;
+mod config;
 pub mod engine;
+mod launcher;
+mod peak;
+mod report;
+mod run;
 pub mod state;
 pub mod step;
+mod stop;
+pub mod validate;
+
+pub use run::{EngineKind, Options, RECIPE_FILE, TOKENIZER_FILE, run};
+pub use stop::Outcome;

@@ -38,14 +38,16 @@ impl StepReport {
 }
 
 /// Runs one step on the micro-batches of a global batch. Gradients are sums over all tokens with one division by the
-/// number of labels, so the way the batch is cut does not enter the mathematics.
+/// number of labels, so the way the batch is cut does not enter the mathematics. None when `interrupted` said so between
+/// two micro-batches: then nothing has changed.
 pub fn step<E: Engine>(
     engine: &E,
     state: &mut TrainState<E::B>,
     cfg: &StepConfig,
     micro_batches: &[Batch],
     lr: f64,
-) -> Result<StepReport> {
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<StepReport>> {
     let backend = engine.backend();
     let labels: u64 = micro_batches.iter().map(Batch::num_labels).sum();
     let tokens: u64 = micro_batches.iter().map(|b| b.tokens() as u64).sum();
@@ -54,6 +56,9 @@ pub fn step<E: Engine>(
     let mut loss = Loss::default();
     let mut expert_counts: Vec<Vec<u64>> = Vec::new();
     for batch in micro_batches {
+        if interrupted() {
+            return Ok(None);
+        }
         let result = engine.forward_backward(&state.params, &mut state.grads, batch, grad_scale)?;
         loss.sum += result.loss.sum;
         loss.count += result.loss.count;
@@ -91,5 +96,5 @@ pub fn step<E: Engine>(
     }
     state.step += 1;
     state.tokens_seen += tokens;
-    Ok(StepReport { loss, grad_norm: norm, lr, expert_counts, tokens, updated })
+    Ok(Some(StepReport { loss, grad_norm: norm, lr, expert_counts, tokens, updated }))
 }

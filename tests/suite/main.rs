@@ -1,9 +1,14 @@
 //! The integration tests, one binary: `cargo test --release --test suite`.
 
+mod balance;
+mod checkpoint;
+mod checkpoint_kill;
 mod fixtures;
 mod forward_oracle;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
+mod recipe;
 mod reference_oracle;
+mod reshard;
 mod training_oracle;

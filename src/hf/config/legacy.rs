@@ -9,7 +9,7 @@ use crate::hf::StoredDtype;
 use crate::model::config::{AttentionKind, ModelConfig, Rope, SkipMode};
 
 /// The code of November 2025 reads its router norm's eps from a key (`layernorm_epsilon`) that no config has, and falls back to this.
-const ROUTER_NORM_EPS_2025: f64 = 1e-6;
+pub(crate) const ROUTER_NORM_EPS_2025: f64 = 1e-6;
 
 /// As ZAYA1-base was published: one list entry per stage.
 pub(super) fn parse_lists(keys: &mut Keys) -> ModelConfig {

@@ -15,7 +15,7 @@ use crate::hf::StoredDtype;
 use crate::model::config::ModelConfig;
 use keys::{Keys, shown};
 
-pub(crate) use legacy::to_json as legacy_json;
+pub(crate) use legacy::{ROUTER_NORM_EPS_2025, to_json as legacy_json};
 pub(crate) use native::{generation_json, to_json as native_json};
 pub(crate) use python_json::to_text;
 

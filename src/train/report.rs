@@ -1,0 +1,100 @@
+//! One line of `metrics.jsonl` per step (`docs/METRICS.md`).
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::step::StepReport;
+use super::validate::Score;
+use crate::optim::balance::ExpertLoad;
+
+/// What the loop knows beside the step's own report.
+pub struct Timing {
+    /// Seconds of the whole step, reading data included.
+    pub step_s: f64,
+    pub data_s: f64,
+    pub flops_per_token: f64,
+    /// What MFU is measured against, FLOP/s.
+    pub peak_flops: f64,
+}
+
+impl Timing {
+    pub fn tokens_per_s(&self, tokens: u64) -> f64 {
+        tokens as f64 / self.step_s.max(1e-9)
+    }
+}
+
+#[derive(Serialize)]
+struct Line {
+    step: u64,
+    loss: f64,
+    grad_norm: f64,
+    lr: f64,
+    tokens_per_s: f64,
+    tokens_seen: u64,
+    step_time_s: f64,
+    data_time_s: f64,
+    mfu: f64,
+    /// False when no token of the batch had a label, and nothing was updated.
+    updated: bool,
+    /// Share of tokens per class and block, the skip class last.
+    expert_load: Vec<Vec<f64>>,
+    expert_entropy: Vec<f64>,
+    expert_max_violation: Vec<f64>,
+    unix_time: f64,
+    #[serde(flatten)]
+    validation: Map<String, Value>,
+    /// Saves that failed since this process began; absent when all went well.
+    #[serde(skip_serializing_if = "is_zero")]
+    checkpoint_failures: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// The line of the step that `step` (counted from 1) names.
+pub fn line(
+    step: u64,
+    tokens_seen: u64,
+    report: &StepReport,
+    timing: &Timing,
+    scores: &[Score],
+    checkpoint_failures: u64,
+) -> impl Serialize + use<> {
+    let loads: Vec<_> = report.expert_counts.iter().map(|c| ExpertLoad::of(c)).collect();
+    let tokens_per_s = timing.tokens_per_s(report.tokens);
+    Line {
+        step,
+        loss: report.mean_loss(),
+        grad_norm: report.grad_norm,
+        lr: report.lr,
+        tokens_per_s,
+        tokens_seen,
+        step_time_s: timing.step_s,
+        data_time_s: timing.data_s,
+        mfu: tokens_per_s * timing.flops_per_token / timing.peak_flops,
+        updated: report.updated,
+        expert_load: loads.iter().map(|l| l.fractions.clone()).collect(),
+        expert_entropy: loads.iter().map(|l| l.entropy).collect(),
+        expert_max_violation: loads.iter().map(|l| l.max_violation).collect(),
+        unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64()),
+        validation: validation(scores),
+        checkpoint_failures,
+    }
+}
+
+/// `val_loss` and `val_bpb` of the first set (the usual case of one), and all sets under `validation`.
+fn validation(scores: &[Score]) -> Map<String, Value> {
+    let mut out = Map::new();
+    if let Some(first) = scores.first() {
+        out.insert("val_loss".into(), json!(first.mean_loss()));
+        out.insert("val_bpb".into(), json!(first.bits_per_byte()));
+        let all = scores
+            .iter()
+            .map(|s| (s.name.clone(), json!({"loss": s.mean_loss(), "bpb": s.bits_per_byte(), "tokens": s.loss.count})));
+        out.insert("validation".into(), Value::Object(all.collect()));
+    }
+    out
+}

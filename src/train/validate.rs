@@ -1,0 +1,59 @@
+//! Loss and bits per byte on held-out shards.
+
+use anyhow::Result;
+
+use super::engine::Engine;
+use crate::data::ValidationSet;
+use crate::model::ParamStore;
+use crate::tensor::backend::Loss;
+
+/// Outcome of one pass over a held-out set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Score {
+    pub name: String,
+    pub loss: Loss,
+    /// UTF-8 bytes per token of the set; None when its shards do not say.
+    pub bytes_per_token: Option<f64>,
+}
+
+impl Score {
+    /// Mean cross-entropy per predicted token, nats.
+    pub fn mean_loss(&self) -> f64 {
+        if self.loss.count == 0 { 0.0 } else { self.loss.sum / self.loss.count as f64 }
+    }
+
+    pub fn bits_per_byte(&self) -> Option<f64> {
+        self.bytes_per_token.map(|ratio| self.mean_loss() / std::f64::consts::LN_2 / ratio)
+    }
+}
+
+/// A held-out set with the name it has in the recipe.
+pub struct NamedSet {
+    pub name: String,
+    pub set: ValidationSet,
+}
+
+/// Loss over the first `max_tokens` tokens (rounded up to windows) of a set, `micro_batch` windows at a time. None when
+/// `interrupted` says so between two batches.
+pub fn score<E: Engine>(
+    engine: &E,
+    params: &ParamStore<E::B>,
+    named: &NamedSet,
+    max_tokens: Option<u64>,
+    micro_batch: usize,
+    seq_len: usize,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<Score>> {
+    let set = &named.set;
+    let windows = max_tokens.map_or(u64::MAX, |t| t.div_ceil(seq_len as u64)).min(set.num_windows());
+    let mut loss = Loss::default();
+    for first in (0..windows).step_by(micro_batch) {
+        if interrupted() {
+            return Ok(None);
+        }
+        let part = engine.loss(params, &set.batch(first..(first + micro_batch as u64).min(windows))?)?;
+        loss.sum += part.sum;
+        loss.count += part.count;
+    }
+    Ok(Some(Score { name: named.name.clone(), loss, bytes_per_token: set.bytes_per_token() }))
+}

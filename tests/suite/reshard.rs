@@ -1,0 +1,148 @@
+//! `zaya reshard` on checkpoints.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use zaya::checkpoint::{self, Checkpoint, Contents, Dtype, Meta, SaveOptions};
+use zaya::model::params::ParamTable;
+use zaya::model::presets;
+use zaya::optim::balance::Rule;
+
+fn zaya(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_zaya")).arg("reshard").args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A run directory with two checkpoints of a small model.
+fn run_dir(run: &Path) -> Vec<checkpoint::TensorInfo> {
+    let mut cfg = presets::demo_6m();
+    (cfg.vocab_size, cfg.hidden_size, cfg.expert_width, cfg.num_experts) = (32, 8, 4, 2);
+    let tensors = checkpoint::training_tensors(&ParamTable::new(&cfg), &Rule::default());
+    for step in [10, 20] {
+        let meta = Meta { step, tokens_seen: step * 64, ..Meta::new(cfg.clone()) };
+        let mut read = |i: usize| Ok((0..tensors[i].shape.iter().product()).map(|j| value(step, i, j)).collect());
+        checkpoint::save(&run.join("ckpt"), &meta, &tensors, &mut read, &SaveOptions::default()).unwrap();
+    }
+    tensors
+}
+
+fn value(step: u64, i: usize, j: usize) -> f32 {
+    step as f32 + i as f32 * 0.1 + j as f32 * 0.001
+}
+
+fn snapshot(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut out = BTreeMap::new();
+    let mut folders = vec![dir.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                out.insert(path.display().to_string(), fs::read(&path).unwrap());
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn repacks_the_newest_valid_checkpoint_and_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    let tensors = run_dir(&run);
+    let before = snapshot(&run);
+    let path = |name: &str| place.path().join(name).display().to_string();
+
+    let out = zaya(&["--from", &path("run"), "--to", "zck", "--output", &path("same")]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let c = Checkpoint::open(&place.path().join("same")).unwrap();
+    c.verify().unwrap();
+    c.expect(&tensors).unwrap();
+    assert_eq!((c.meta().step, c.contents()), (20, Contents::Training));
+    for (i, t) in tensors.iter().enumerate() {
+        let want: Vec<f32> = (0..t.shape.iter().product()).map(|j| value(20, i, j)).collect();
+        assert_eq!(c.read(&t.name).unwrap(), want);
+    }
+
+    let args = ["--from", &path("run/ckpt/step-00000010"), "--to", "zck", "--output", &path("small"), "--dtype", "bf16"];
+    let out = zaya(&[&args[..], &["--weights-only"]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let small = Checkpoint::open(&place.path().join("small")).unwrap();
+    small.verify().unwrap();
+    assert_eq!((small.meta().step, small.contents()), (10, Contents::Weights));
+    assert!(small.tensors().iter().all(|t| !t.name.starts_with("opt/")));
+    assert_eq!(small.entry("embed").unwrap().dtype, Dtype::BF16);
+    assert_eq!(small.entry("layers.0.router.balancing_biases").unwrap().dtype, Dtype::F32);
+    let embed = small.read("embed").unwrap();
+    assert!(embed.iter().enumerate().all(|(j, x)| (x - value(10, 0, j)).abs() <= value(10, 0, j) / 256.0));
+    assert_eq!(snapshot(&run), before, "the input changed");
+
+    // Into something that is there, into the input, from nothing.
+    for (from, output, why) in [
+        ("run", "small", "is not empty"),
+        ("run", "run/ckpt/step-00000010", "is not empty"),
+        ("run", "run/new/deeper", "lies inside the input"),
+        ("absent", "new", "is not a folder"),
+    ] {
+        let out = zaya(&["--from", &path(from), "--to", "zck", "--output", &path(output)]);
+        assert_eq!(out.status.code(), Some(2), "{why}");
+        assert!(text(&out.stderr).contains(why), "{}", text(&out.stderr));
+    }
+    assert_eq!(snapshot(&run), before, "the input changed");
+    let out = zaya(&["--from", &path("run"), "--to", "zck"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("--output"));
+}
+
+#[test]
+fn lists_inspects_and_verifies() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    run_dir(&run);
+    let run_path = run.display().to_string();
+    let out = zaya(&["ls", &run_path]);
+    let shown = text(&out.stdout);
+    assert!(out.status.success() && shown.contains("1,280") && shown.contains("training"), "{shown}");
+    assert!(shown.find("        20").unwrap() < shown.find("        10").unwrap());
+
+    let out = zaya(&["inspect", &run_path, "--tensors"]);
+    let shown = text(&out.stdout);
+    for part in ["step         20", "opt/embed/m", "layers.3.experts.1.down", "contents     training"] {
+        assert!(shown.contains(part), "{part} in {shown}");
+    }
+    assert_eq!(zaya(&["verify", &run_path]).status.code(), Some(0));
+
+    // One bit of the newest: verify names it, inspect takes the one before.
+    let file = run.join("ckpt/step-00000020/weights-00000.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let out = zaya(&["verify", &run_path]);
+    let shown = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(shown.contains("NOT VALID") && shown.contains("tensor final_norm"), "{shown}");
+    assert!(shown.contains("step-00000010: valid"), "{shown}");
+    assert_eq!(zaya(&["verify", &format!("{run_path}/ckpt/step-00000020")]).status.code(), Some(1));
+    assert_eq!(zaya(&["verify", &format!("{run_path}/ckpt/step-00000010")]).status.code(), Some(0));
+    let out = zaya(&["inspect", &run_path]);
+    assert!(text(&out.stdout).contains("step         10"));
+    assert!(text(&out.stderr).contains("skipped"));
+    assert_eq!(zaya(&["verify", &place.path().display().to_string()]).status.code(), Some(2));
+}
+
+#[test]
+fn a_malformed_zaya_fail_is_refused_at_the_start() {
+    let out = Command::new(env!("CARGO_BIN_EXE_zaya"))
+        .args(["reshard", "ls", "."])
+        .env("ZAYA_FAIL", "ckpt.befor_manifest:kill")
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("did you mean `ckpt.before_manifest`?"), "{}", text(&out.stderr));
+}
