@@ -7,9 +7,9 @@ use std::sync::mpsc::Receiver;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 
-use super::shard::{TokenType, prefix_of};
+use super::shard::{TokenType, prefix_of, with_suffix};
 use super::sidecar::{EodInfo, FORMAT, Replaced, Sidecar, Skipped, SourceInfo, TokenizerInfo};
-use super::writer::{ShardWriter, check_prefix, write_file};
+use super::writer::{self, ShardWriter, check_prefix, write_file};
 use crate::error::{bad_input, did_you_mean};
 use crate::text::corpus::{self, Batch, Input, Record};
 use crate::text::record::{Document, Fault, OnBad, document, field_names};
@@ -107,8 +107,7 @@ impl<'a, W: Watcher> Tally<'a, W> {
 
     /// Refuses a corpus in which every record was bad: that is a wrong `--field` or `--format`, not a poor corpus.
     fn check_some_use(&self) -> Result<()> {
-        let (used, empty, bad) =
-            (self.total(|s| s.documents), self.total(|s| s.skipped.empty), self.total(|s| s.skipped.bad));
+        let (used, empty, bad) = (self.total(|s| s.documents), self.total(|s| s.skipped.empty), self.total(|s| s.skipped.bad));
         if used + empty > 0 || bad == 0 {
             return Ok(());
         }
@@ -150,6 +149,10 @@ type Encoded = Result<(Document, Result<Vec<u32>>), Fault>;
 pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar> {
     let output = prefix_of(&job.output);
     check_prefix(&output, job.overwrite)?;
+    for suffix in writer::SUFFIXES {
+        let file = with_suffix(&output, suffix);
+        check_not_read(&file, job.corpus.inputs.iter().map(|i| &i.path).chain([&job.tokenizer]))?;
+    }
     let encoder = Encoder::load(&job.tokenizer, &job.eod)?;
     let token_type = TokenType::for_vocab(encoder.vocab_size());
     let mut writer = ShardWriter::create(&output, token_type, job.overwrite)?;
@@ -265,6 +268,7 @@ pub struct TrainedVocab {
 /// Learns a vocabulary and writes its `tokenizer.json`.
 pub fn train_vocab(job: &TrainVocabJob, watcher: &mut (impl Watcher + Send)) -> Result<TrainedVocab> {
     check_file(&job.output, job.overwrite)?;
+    check_not_read(&job.output, job.corpus.inputs.iter().map(|i| &i.path))?;
     let special = vocab::special_tokens(&job.special);
     vocab::check_size(job.size, &special)?;
     let pool = pool(job.workers)?;
@@ -318,11 +322,23 @@ impl<W: Watcher> Iterator for Documents<'_, '_, W> {
     }
 }
 
+/// Refuses an output that would replace a file the run reads.
+fn check_not_read<'a>(output: &Path, mut read: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
+    let Ok(output) = output.canonicalize() else { return Ok(()) };
+    match read.find(|path| path.canonicalize().is_ok_and(|path| path == output)) {
+        Some(path) => Err(bad_input(format!("--output would replace {}, which this run reads: choose another", path.display()))),
+        None => Ok(()),
+    }
+}
+
 /// Refuses, before anything is read, an output file that cannot be written; creates its directory.
 fn check_file(path: &Path, overwrite: bool) -> Result<()> {
     let shown = path.display();
     if path.is_dir() || path.file_name().is_none() {
-        return Err(bad_input(format!("--output {shown} is a directory: give the file, e.g. {}", path.join("tokenizer.json").display())));
+        return Err(bad_input(format!(
+            "--output {shown} is a directory: give the file, e.g. {}",
+            path.join("tokenizer.json").display()
+        )));
     }
     if path.exists() && !overwrite {
         return Err(bad_input(format!("{shown} exists: choose another --output, or replace it with --overwrite")));

@@ -90,7 +90,8 @@ impl Loader {
         let mixture = Mixture::new(&specs.iter().map(|s| s.weight).collect::<Vec<_>>())?;
         let mut sources = Vec::with_capacity(specs.len());
         for (i, spec) in specs.iter().enumerate() {
-            let open = || Source::new(Dataset::open(&spec.paths)?, hash(config.seed, &[i as u64]), config.seq_len, config.vocab_size);
+            let open =
+                || Source::new(Dataset::open(&spec.paths)?, hash(config.seed, &[i as u64]), config.seq_len, config.vocab_size);
             let source = open().with_context(|| format!("data source `{}`", spec.name))?;
             sources.push(NamedSource { name: spec.name.clone(), first_sample: spec.first_sample, source });
         }

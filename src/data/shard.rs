@@ -130,8 +130,8 @@ impl Shard {
         let (bin_path, idx_path) = (with_suffix(&prefix, ".bin"), with_suffix(&prefix, ".idx"));
         let idx = map(&idx_path)?;
         let bin = map(&bin_path)?;
-        let (token_type, num_sequences, num_documents) = check_index(&idx, &bin, &bin_path)
-            .with_context(|| format!("token shard {} cannot be used", idx_path.display()))?;
+        let (token_type, num_sequences, num_documents) =
+            check_index(&idx, &bin, &bin_path).with_context(|| format!("token shard {} cannot be used", idx_path.display()))?;
         let sidecar = Sidecar::read(&with_suffix(&prefix, ".json"))?;
         if let Some(s) = &sidecar {
             ensure!(
@@ -216,7 +216,11 @@ impl Shard {
         let mut last = 0;
         for d in 0..=self.num_documents {
             let start = self.document_start(d)?;
-            ensure!(start >= last, "token shard {} is damaged: document {d} begins before the one before it", self.bin_path.display());
+            ensure!(
+                start >= last,
+                "token shard {} is damaged: document {d} begins before the one before it",
+                self.bin_path.display()
+            );
             last = start;
         }
         Ok(())
@@ -235,7 +239,9 @@ fn check_index(idx: &[u8], bin: &[u8], bin_path: &Path) -> Result<(TokenType, u6
     let found = idx.len() as u64;
     match expected() {
         Some(e) if e == found => {}
-        Some(e) if e.checked_add(sequences) == Some(found) => bail!("it is a multimodal dataset (a mode for each sequence); zaya reads text"),
+        Some(e) if e.checked_add(sequences) == Some(found) => {
+            bail!("it is a multimodal dataset (a mode for each sequence); zaya reads text")
+        }
         e => bail!(
             "its header speaks of {sequences} sequences and {borders} document borders, which takes {} bytes, but it has {found}: \
              it was cut or is damaged",

@@ -11,7 +11,7 @@ use super::shard::{HEADER_BYTES, MAGIC, TokenType, VERSION, with_suffix};
 use crate::error::bad_input;
 
 /// Files of a shard in the order they are published. The index comes last: without it nobody sees a shard.
-const SUFFIXES: [&str; 3] = [".bin", ".json", ".idx"];
+pub(super) const SUFFIXES: [&str; 3] = [".bin", ".json", ".idx"];
 
 /// Sizes and hashes of a finished pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,7 +177,10 @@ pub fn check_prefix(prefix: &Path, overwrite: bool) -> Result<()> {
     let shown = prefix.display();
     let ends_in_slash = prefix.as_os_str().as_encoded_bytes().ends_with(b"/");
     if prefix.file_name().is_none() || ends_in_slash || prefix.is_dir() {
-        return Err(bad_input(format!("--output {shown} is a directory: give a prefix such as {}", prefix.join("train").display())));
+        return Err(bad_input(format!(
+            "--output {shown} is a directory: give a prefix such as {}",
+            prefix.join("train").display()
+        )));
     }
     for suffix in SUFFIXES {
         let path = with_suffix(prefix, suffix);
@@ -196,7 +199,8 @@ pub fn check_prefix(prefix: &Path, overwrite: bool) -> Result<()> {
 /// An empty file that this process alone writes, until it is closed.
 fn create_temporary(path: &Path) -> Result<File> {
     let failed = |e: std::io::Error| bad_input(format!("{} cannot be written: {e}", path.display()));
-    let busy = || bad_input(format!("{} is being written by another process: wait for it, or choose another --output", path.display()));
+    let busy =
+        || bad_input(format!("{} is being written by another process: wait for it, or choose another --output", path.display()));
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
     // Locked before it is emptied: a file that someone else is filling must stay whole.
     match file.try_lock() {

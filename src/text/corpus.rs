@@ -231,7 +231,9 @@ fn explain(error: io::Error, input: &Input, compression: Compression, documents:
     let shown = input.path.display();
     let what = match error.kind() {
         io::ErrorKind::UnexpectedEof => format!("input {shown} is truncated: its {name}stream breaks off"),
-        _ if compression != Compression::None => format!("input {shown} is damaged: its {name}stream cannot be decoded ({error})"),
+        _ if compression != Compression::None => {
+            format!("input {shown} is damaged: its {name}stream cannot be decoded ({error})")
+        }
         _ => return anyhow!(error).context(format!("reading input {shown}")),
     };
     anyhow!("{what}; {documents} complete documents of this file lie before that point. Fetch it again, or leave it out")

@@ -47,7 +47,8 @@ impl Encoder {
     pub fn load(path: &Path, eod: &Eod) -> Result<Self> {
         let shown = path.display();
         let bytes = std::fs::read(path).map_err(|e| bad_input(format!("tokenizer {shown} cannot be read: {e}")))?;
-        let not_one = |e: &dyn std::fmt::Display| bad_input(format!("tokenizer {shown} is not a Hugging Face tokenizer.json: {e}"));
+        let not_one =
+            |e: &dyn std::fmt::Display| bad_input(format!("tokenizer {shown} is not a Hugging Face tokenizer.json: {e}"));
         let mut json: Value = serde_json::from_slice(&bytes).map_err(|e| not_one(&e))?;
         let mut plain = Tokenizer::from_bytes(&bytes).map_err(|e| not_one(&e))?;
         let mut special = special_tokens(&json);

@@ -254,9 +254,10 @@ mod tests {
         assert!(fault(b"{\"text\":{}}").contains("map"));
         assert!(fault(b"[1]").starts_with("is not a JSON object"));
         assert!(fault(b"\"abc\"").starts_with("is not a JSON object"));
-        for malformed in [&b"{\"text\":\"a\""[..], b"{\"text\":\"a", b"{\"text\":\"a\"} x", b"abc", b"{'text':'a'}", b"{\"text\":\"\\q\"}"] {
+        for malformed in
+            [&b"{\"text\":\"a\""[..], b"{\"text\":\"a", b"{\"text\":\"a\"} x", b"abc", b"{'text':'a'}", b"{\"text\":\"\\q\"}"]
+        {
             assert!(fault(malformed).starts_with("is not JSON: "), "{}", fault(malformed));
         }
     }
-
 }
