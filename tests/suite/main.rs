@@ -3,6 +3,8 @@
 mod balance;
 mod checkpoint;
 mod checkpoint_kill;
+mod data;
+mod encoder;
 mod fixtures;
 mod forward_oracle;
 mod generation;
@@ -12,4 +14,6 @@ mod layers_vs_autograd;
 mod recipe;
 mod reference_oracle;
 mod reshard;
+mod tokenize;
 mod training_oracle;
+mod vocab;
