@@ -31,8 +31,6 @@ pub struct Args {
     /// Where the results go: a file that ends in .json, or a folder that gets a results.json.
     #[arg(long, value_name = "OUT")]
     output: PathBuf,
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
-    backend: BackendName,
     /// tokenizer.json for text; by default the model's own.
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -59,7 +57,7 @@ enum Task {
     Perplexity,
 }
 
-pub fn run(args: Args) -> Result<u8> {
+pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     if args.batch == 0 || args.seq_len == Some(0) {
         return Err(bad_input("--batch and --seq-len must be at least 1"));
     }
@@ -78,10 +76,10 @@ pub fn run(args: Args) -> Result<u8> {
         eod: args.eod.clone().map_or(Eod::Find, Eod::Token),
     };
     super::in_pool(args.threads, || {
-        let scores = match args.backend {
+        let scores = match backend {
             BackendName::Cpu => {
-                let backend = Cpu::new(source.precision());
-                score(&Native { backend, model: Model::new(source.config().clone()) }, &source, &args.data, &options)
+                let cpu = Cpu::new(source.precision());
+                score(&Native { backend: cpu, model: Model::new(source.config().clone()) }, &source, &args.data, &options)
             }
             BackendName::Candle => {
                 score(&Candle::new(source.config().clone(), source.precision())?, &source, &args.data, &options)

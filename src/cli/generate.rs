@@ -34,8 +34,6 @@ pub struct Args {
     max_tokens: usize,
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
-    backend: BackendName,
     /// tokenizer.json; by default the model's own.
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -44,7 +42,7 @@ pub struct Args {
     threads: Option<usize>,
 }
 
-pub fn run(args: Args) -> Result<u8> {
+pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
         return Err(bad_input(format!("--temperature is {}, expected a number of at least 0", args.temperature)));
     }
@@ -58,7 +56,7 @@ pub fn run(args: Args) -> Result<u8> {
     let tokenizer = Tokenizer::from_file(&path)
         .map_err(|e| bad_input(format!("{} is not a Hugging Face tokenizer.json: {e}", path.display())))?;
     let prompt = encode(&tokenizer, &args, &source)?;
-    super::in_pool(args.threads, || match args.backend {
+    super::in_pool(args.threads, || match backend {
         BackendName::Cpu => {
             let backend = Cpu::new(source.precision());
             let model = Model::new(source.config().clone());
