@@ -29,12 +29,16 @@ pub struct Args {
     /// Folder to write; must not exist yet, or be empty.
     #[arg(long, value_name = "DIR", required = true)]
     output: Option<PathBuf>,
-    /// Number format of the weights (default: f32). Optimizer state and balancing biases stay f32.
+    /// Number format of the weights (default: that of a Hugging Face input, else f32). Optimizer state and balancing
+    /// biases stay f32.
     #[arg(long)]
     dtype: Option<DtypeArg>,
     /// Leave the optimizer state out of a `zck` output: for evaluation, generation, or another run's start.
     #[arg(long)]
     weights_only: bool,
+    /// A `tokenizer.json` to put beside an `hf` output (default: the input's own).
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -75,24 +79,34 @@ pub fn run(args: Args) -> Result<u8> {
                 return Err(bad_input("`zaya reshard` needs --from, --to and --output"));
             };
             let dtype = args.dtype.map(|d| if d == DtypeArg::Bf16 { Dtype::BF16 } else { Dtype::F32 });
-            convert(&from, to, &output, dtype, args.weights_only)
+            convert(&from, to, &output, dtype, args.weights_only, args.tokenizer)
         }
     }
 }
 
-fn convert(from: &Path, to: Format, output: &Path, dtype: Option<Dtype>, weights_only: bool) -> Result<u8> {
+fn convert(
+    from: &Path,
+    to: Format,
+    output: &Path,
+    dtype: Option<Dtype>,
+    weights_only: bool,
+    tokenizer: Option<PathBuf>,
+) -> Result<u8> {
     check_output(output, Some(from))?;
     let source = ModelSource::open(from)?;
     match (to, &source) {
         (Format::Hf, _) => {
-            let options = hf::SaveOptions {
-                dtype: if dtype == Some(Dtype::BF16) { StoredDtype::Bf16 } else { StoredDtype::F32 },
-                tokenizer: source.tokenizer(),
-                ..hf::SaveOptions::default()
+            let dtype = match (dtype, &source) {
+                (Some(Dtype::BF16), _) => StoredDtype::Bf16,
+                (None, ModelSource::HuggingFace(model)) => model.dtype,
+                _ => StoredDtype::F32,
             };
+            let options =
+                hf::SaveOptions { dtype, tokenizer: tokenizer.or_else(|| source.tokenizer()), ..hf::SaveOptions::default() };
             let saved = hf::save(output, source.config(), &options, |id| source.read(id))?;
             saved.notes.iter().for_each(|n| eprintln!("note: {n}"));
-            println!("{}: {} of tensors in {}", output.display(), HumanBytes(saved.tensor_bytes), saved.files.join(", "));
+            let (size, files) = (HumanBytes(saved.tensor_bytes), saved.files.join(", "));
+            println!("{}: Hugging Face model, {}, {size}: {files}", output.display(), dtype.name());
         }
         (Format::Zck, ModelSource::Checkpoint { checkpoint, .. }) => {
             let options = RepackOptions { weights_dtype: dtype, weights_only, ..RepackOptions::default() };
