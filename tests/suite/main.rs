@@ -11,6 +11,7 @@ mod generation;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
+mod program;
 mod recipe;
 mod reference_oracle;
 mod reshard;
