@@ -76,7 +76,7 @@ impl Case {
     }
 }
 
-pub fn params<'a, T>(p: &'a [T; 9], first: bool) -> RouterParams<&'a T> {
+pub fn params<T>(p: &[T; 9], first: bool) -> RouterParams<&T> {
     RouterParams {
         down_weight: &p[0],
         down_bias: &p[1],
