@@ -8,6 +8,7 @@ mod forward_oracle;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
+mod pretrain;
 mod recipe;
 mod reference_oracle;
 mod reshard;
