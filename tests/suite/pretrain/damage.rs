@@ -103,12 +103,18 @@ fn a_loss_that_is_no_number_ends_the_run_and_spares_the_checkpoints() {
     let lab = Lab::new();
     lab.reference("whole", &[]);
     lab.run("run", &["--stop-at", "3"]).expect(0);
-    let absurd = ["--resume", "--set", "schedule.lr=3e38", "--set", "schedule.min_lr=3e38"];
-    let done = lab.run("run", &absurd).expect(1);
-    done.says(&["not a finite number", "lower learning rate"]);
-    // Weights that are no numbers were not saved either, although every step is.
-    assert_eq!(lab.steps("run")[0], 3);
-    lab.checkpoint("run", 3).verify().unwrap();
+    // A learning rate that takes the weights out of every range, and one that is beyond f32 itself.
+    for (lr, every) in [("1e37", "100"), ("1e39", "1")] {
+        let (lr, every) = (format!("schedule.lr={lr}"), format!("checkpoint.every={every}"));
+        let done = lab.run("run", &["--resume", "--set", &lr, "--set", "schedule.kind=constant", "--set", &every]).expect(1);
+        let done = done.says(&["not a finite number", "lower learning rate"]);
+        // Weights that are no numbers are not saved.
+        if every.ends_with("=1") {
+            done.says(&["warning: step 4 could not be saved", "holds numbers that are not finite"]);
+        }
+        assert_eq!(lab.steps("run")[0], 3);
+        lab.checkpoint("run", 3).verify().unwrap();
+    }
     lab.run("run", &["--resume"]).expect(0).says(&["resuming at step 3"]);
     lab.assert_same_state("whole", "run", 8);
 }

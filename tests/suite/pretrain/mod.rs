@@ -124,6 +124,26 @@ fn write_shard(prefix: &Path, documents: usize, seed: u64, vocab: u32) {
     fs::remove_file(prefix.with_extension("json")).unwrap();
 }
 
+/// Lines of words, enough of them for a small vocabulary.
+fn varied_text(lines: usize) -> String {
+    let words =
+        ["under", "matter", "ordering", "winter", "harvest", "gather", "another", "river", "silver", "morning", "evening"];
+    let mut random = Random(9);
+    let mut line = || (0..9).map(|_| words[random.below(11) as usize]).collect::<Vec<_>>().join(" ") + "\n";
+    (0..lines).map(|_| line()).collect()
+}
+
+/// JSON read by serde_json may differ in the last digit.
+const LAST_DIGIT: f64 = 1e-15;
+
+#[track_caller]
+fn assert_close(a: &[f64], b: &[f64], tolerance: f64) {
+    assert_eq!(a.len(), b.len());
+    for (x, y) in a.iter().zip(b) {
+        assert!((x - y).abs() <= tolerance * x.abs(), "{a:?}\n{b:?}");
+    }
+}
+
 /// A reproducible sequence of numbers.
 struct Random(u64);
 

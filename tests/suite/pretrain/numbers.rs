@@ -18,14 +18,6 @@ fn losses(lab: &Lab, run: &str) -> Vec<f64> {
     lab.metrics(run).iter().map(|l| l["loss"].as_f64().unwrap()).collect()
 }
 
-#[track_caller]
-fn assert_close(a: &[f64], b: &[f64], tolerance: f64) {
-    assert_eq!(a.len(), b.len());
-    for (x, y) in a.iter().zip(b) {
-        assert!((x - y).abs() <= tolerance * x.abs(), "{a:?}\n{b:?}");
-    }
-}
-
 #[test]
 fn held_out_scores_equal_a_direct_computation() {
     let lab = Lab::new();

@@ -82,10 +82,15 @@ fn shards_that_do_not_fit_the_model() {
     fs::remove_file(lab.path("a.json")).unwrap();
     lab.run("run", &[]).expect(2).says(&["a.bin", "token 39 (document 1 of its source)", "id 200", "vocabulary of 64"]);
     // A shard that says how many ids its tokenizer has is refused at the start.
-    fs::write(lab.path("t.jsonl"), "{\"text\": \"one two three\"}\n".repeat(30)).unwrap();
+    write_texts(&lab);
     tokenize(&lab, 270, "tokenizer.json", "a");
     refused(&lab, "fresh", &[], &["data source `a`", "a.bin", "tokenizer of 270 ids", "`vocab_size` 64"]);
     assert!(!lab.path("fresh").exists());
+}
+
+fn write_texts(lab: &Lab) {
+    let lines: Vec<String> = varied_text(60).lines().map(|l| format!("{{\"text\": \"{l}\"}}\n")).collect();
+    fs::write(lab.path("t.jsonl"), lines.concat()).unwrap();
 }
 
 /// Learns a vocabulary from t.jsonl and writes t.jsonl with it as the shard `prefix`.
@@ -101,7 +106,7 @@ fn tokenize(lab: &Lab, size: usize, tokenizer: &str, prefix: &str) {
 #[test]
 fn another_tokenizer_than_that_of_the_shards() {
     let lab = Lab::new();
-    fs::write(lab.path("t.jsonl"), "{\"text\": \"one two three four one two\"}\n".repeat(30)).unwrap();
+    write_texts(&lab);
     tokenize(&lab, 280, "other.json", "b");
     tokenize(&lab, 270, "tokenizer.json", "a");
     let model = ["--set", "model.vocab_size=300"];
