@@ -124,10 +124,18 @@ fn write_or_fault(file: &mut File, bytes: &mut [u8], fault: WriteFault) -> std::
 
 /// Numbers as they lie on disk: little-endian, bf16 rounded to nearest even.
 fn encode(dtype: Dtype, values: &[f32], out: &mut Vec<u8>) {
-    out.clear();
+    out.resize(values.len() * dtype.bytes() as usize, 0);
     match dtype {
-        Dtype::F32 => out.extend(values.iter().flat_map(|x| x.to_le_bytes())),
-        Dtype::BF16 => out.extend(values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes())),
+        Dtype::F32 => {
+            for (bytes, x) in out.chunks_exact_mut(4).zip(values) {
+                bytes.copy_from_slice(&x.to_le_bytes());
+            }
+        }
+        Dtype::BF16 => {
+            for (bytes, x) in out.chunks_exact_mut(2).zip(values) {
+                bytes.copy_from_slice(&half::bf16::from_f32(*x).to_le_bytes());
+            }
+        }
     }
 }
 

@@ -39,8 +39,6 @@ struct Forward {
     /// Where the gradients of the mean loss go (safetensors); needs `labels`.
     #[arg(long)]
     grads: Option<PathBuf>,
-    #[arg(long, value_enum, default_value = "cpu")]
-    backend: BackendName,
     /// Arithmetic of matrix products; by default bf16 for a model stored in bf16, else f32.
     #[arg(long, value_enum)]
     precision: Option<PrecisionName>,
@@ -55,13 +53,13 @@ enum PrecisionName {
     Bf16,
 }
 
-pub fn run(args: Args) -> Result<u8> {
+pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     match args.command {
-        Command::Forward(args) => forward(args),
+        Command::Forward(args) => forward(args, backend),
     }
 }
 
-fn forward(args: Forward) -> Result<u8> {
+fn forward(args: Forward, backend: BackendName) -> Result<u8> {
     let model = hf::load(&args.model)?;
     let input = inspect::read_input(&args.ids, &model.config)?;
     if args.grads.is_some() && input.batch.num_labels() == 0 {
@@ -85,7 +83,7 @@ fn forward(args: Forward) -> Result<u8> {
         precision,
         want_grads: args.grads.is_some(),
     };
-    let trace = match args.backend {
+    let trace = match backend {
         BackendName::Cpu => inspect::trace_cpu(&request)?,
         BackendName::Candle => inspect::trace_candle(&request)?,
     };

@@ -14,6 +14,9 @@ use clap::{Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(name = "zaya", version, about)]
 pub struct Cli {
+    /// Who computes the model, in every subcommand that runs one.
+    #[arg(long, value_enum, global = true, default_value_t = BackendName::Cpu)]
+    pub backend: BackendName,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -42,10 +45,22 @@ pub fn run(cli: Cli) -> Result<u8> {
     crate::failpoint::init()?;
     match cli.command {
         Command::Tokenize(args) => tokenize::run(args),
-        Command::Pretrain(args) => pretrain::run(args),
-        Command::Eval(args) => eval::run(args),
-        Command::Generate(args) => generate::run(args),
+        Command::Pretrain(args) => pretrain::run(args, cli.backend),
+        Command::Eval(args) => eval::run(args, cli.backend),
+        Command::Generate(args) => generate::run(args, cli.backend),
         Command::Reshard(args) => reshard::run(args),
-        Command::Debug(args) => debug::run(args),
+        Command::Debug(args) => debug::run(args, cli.backend),
     }
+}
+
+/// Runs `f` on a pool of `threads` threads (all cores when not given).
+fn in_pool<R: Send>(threads: Option<usize>, f: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(n) = threads {
+        if n == 0 {
+            return Err(crate::error::bad_input("--threads must be at least 1"));
+        }
+        pool = pool.num_threads(n);
+    }
+    pool.build()?.install(f)
 }

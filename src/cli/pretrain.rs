@@ -30,10 +30,6 @@ pub struct Args {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Who computes the model.
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
-    pub backend: BackendName,
-
     /// Goes on from the newest checkpoint in `run.dir`; begins at step 0 when there is none.
     #[arg(long)]
     pub resume: bool,
@@ -81,7 +77,7 @@ pub fn load_recipe(args: &Args) -> Result<Recipe> {
     recipe::load(&args.recipe, &sets)
 }
 
-pub fn run(args: Args) -> Result<u8> {
+pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     let recipe = load_recipe(&args)?;
     for warning in &recipe.warnings {
         eprintln!("warning: {warning}");
@@ -91,7 +87,7 @@ pub fn run(args: Args) -> Result<u8> {
     }
     refuse_unready(&recipe)?;
     let options = Options {
-        engine: match args.backend {
+        engine: match backend {
             BackendName::Cpu => EngineKind::Cpu,
             BackendName::Candle => EngineKind::Candle,
         },

@@ -6,9 +6,10 @@ use anyhow::Result;
 use clap::{Subcommand, ValueEnum};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 
-use crate::checkpoint::repack::{RepackOptions, check_output, repack};
-use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, is_optimizer};
+use crate::checkpoint::repack::{RepackOptions, check_output, from_weights, repack};
+use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, ModelSource, is_optimizer};
 use crate::error::{bad_input, exit_code};
+use crate::hf::{self, StoredDtype};
 
 /// Convert a checkpoint; list, inspect and verify checkpoints.
 ///
@@ -28,12 +29,16 @@ pub struct Args {
     /// Folder to write; must not exist yet, or be empty.
     #[arg(long, value_name = "DIR", required = true)]
     output: Option<PathBuf>,
-    /// Number format of the weights (default: f32). Optimizer state and balancing biases stay f32.
+    /// Number format of the weights (default: that of a Hugging Face input, else f32). Optimizer state and balancing
+    /// biases stay f32.
     #[arg(long)]
     dtype: Option<DtypeArg>,
     /// Leave the optimizer state out of a `zck` output: for evaluation, generation, or another run's start.
     #[arg(long)]
     weights_only: bool,
+    /// A `tokenizer.json` to put beside an `hf` output (default: the input's own).
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,31 +79,52 @@ pub fn run(args: Args) -> Result<u8> {
                 return Err(bad_input("`zaya reshard` needs --from, --to and --output"));
             };
             let dtype = args.dtype.map(|d| if d == DtypeArg::Bf16 { Dtype::BF16 } else { Dtype::F32 });
-            convert(&from, to, &output, dtype, args.weights_only)
+            convert(&from, to, &output, dtype, args.weights_only, args.tokenizer)
         }
     }
 }
 
-fn convert(from: &Path, to: Format, output: &Path, dtype: Option<Dtype>, weights_only: bool) -> Result<u8> {
+fn convert(
+    from: &Path,
+    to: Format,
+    output: &Path,
+    dtype: Option<Dtype>,
+    weights_only: bool,
+    tokenizer: Option<PathBuf>,
+) -> Result<u8> {
     check_output(output, Some(from))?;
-    if from.join("config.json").is_file() && !from.join(MANIFEST).is_file() {
-        return Err(bad_input(format!("{} is a Hugging Face model, which this build cannot read yet", from.display())));
-    }
-    let source = open(from)?;
-    match to {
-        Format::Zck => {
+    let source = ModelSource::open(from)?;
+    match (to, &source) {
+        (Format::Hf, _) => {
+            let dtype = match (dtype, &source) {
+                (Some(Dtype::BF16), _) => StoredDtype::Bf16,
+                (None, ModelSource::HuggingFace(model)) => model.dtype,
+                _ => StoredDtype::F32,
+            };
+            let options =
+                hf::SaveOptions { dtype, tokenizer: tokenizer.or_else(|| source.tokenizer()), ..hf::SaveOptions::default() };
+            let saved = hf::save(output, source.config(), &options, |id| source.read(id))?;
+            saved.notes.iter().for_each(|n| eprintln!("note: {n}"));
+            let (size, files) = (HumanBytes(saved.tensor_bytes), saved.files.join(", "));
+            println!("{}: Hugging Face model, {}, {size}: {files}", output.display(), dtype.name());
+        }
+        (Format::Zck, ModelSource::Checkpoint { checkpoint, .. }) => {
             let options = RepackOptions { weights_dtype: dtype, weights_only, ..RepackOptions::default() };
-            let done = repack(&source, output, &options)?;
+            let done = repack(checkpoint, output, &options)?;
             println!(
                 "{}: step {}, {} tensors, {} ({} tensors left out)",
                 output.display(),
-                source.meta().step,
+                checkpoint.meta().step,
                 done.tensors,
                 HumanBytes(done.bytes),
                 done.dropped
             );
         }
-        Format::Hf => return Err(bad_input("this build cannot write Hugging Face files yet")),
+        (Format::Zck, ModelSource::HuggingFace(model)) => {
+            let dtype = dtype.unwrap_or(Dtype::F32);
+            let done = from_weights(&model.config, output, dtype, &mut |id| model.read(id), &Default::default())?;
+            println!("{}: weights only, {} tensors, {}", output.display(), done.tensors, HumanBytes(done.bytes));
+        }
     }
     Ok(exit_code::OK)
 }

@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
 use crate::data::build::{Corpus, TokenizeJob, TrainVocabJob, Watcher, tokenize, train_vocab};
-use crate::error::bad_input;
-use crate::error::exit_code;
+use crate::data::sidecar::{Replaced, Skipped};
+use crate::error::{bad_input, exit_code};
 use crate::text::Eod;
 use crate::text::corpus::{Input, Layout, read_list};
 use crate::text::record::OnBad;
@@ -115,7 +115,7 @@ pub fn run(args: Args) -> Result<u8> {
                 HumanCount(size as u64),
                 HumanCount(done.documents),
                 HumanBytes(done.text_bytes),
-                skipped(done.skipped.empty, done.skipped.bad),
+                faults(done.skipped, done.replaced),
                 job.output.display()
             )
         }
@@ -139,7 +139,7 @@ pub fn run(args: Args) -> Result<u8> {
                 HumanCount(done.tokens),
                 done.dtype,
                 HumanBytes(done.text_bytes),
-                skipped(done.skipped.empty, done.skipped.bad),
+                faults(done.skipped, done.replaced),
                 crate::data::shard::prefix_of(&job.output).display()
             )
         }
@@ -172,11 +172,15 @@ fn corpus(args: &Args) -> Result<Corpus> {
     Ok(Corpus { inputs, field: args.field.clone(), on_bad })
 }
 
-fn skipped(empty: u64, bad: u64) -> String {
-    match (empty, bad) {
-        (0, 0) => String::new(),
-        (empty, bad) => format!(", passed over {} empty and {} bad", HumanCount(empty), HumanCount(bad)),
+/// What was not taken as it came; nothing if all was.
+fn faults(skipped: Skipped, replaced: Replaced) -> String {
+    let mut text = String::new();
+    for (count, what) in [(skipped.empty, "empty"), (skipped.bad, "bad passed over"), (replaced.documents, "repaired")] {
+        if count > 0 {
+            text += &format!(", {} {what}", HumanCount(count));
+        }
     }
+    text
 }
 
 /// Progress on standard error; nothing where that is no terminal.

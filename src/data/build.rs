@@ -7,9 +7,9 @@ use std::sync::mpsc::Receiver;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 
-use super::shard::{TokenType, prefix_of};
+use super::shard::{TokenType, prefix_of, with_suffix};
 use super::sidecar::{EodInfo, FORMAT, Replaced, Sidecar, Skipped, SourceInfo, TokenizerInfo};
-use super::writer::{ShardWriter, check_prefix, write_file};
+use super::writer::{self, ShardWriter, check_prefix, write_file};
 use crate::error::{bad_input, did_you_mean};
 use crate::text::corpus::{self, Batch, Input, Record};
 use crate::text::record::{Document, Fault, OnBad, document, field_names};
@@ -61,7 +61,7 @@ impl<'a, W: Watcher> Tally<'a, W> {
         if self.told <= TOLD {
             self.watcher.warn(text);
         }
-        if self.told == TOLD {
+        if self.told == TOLD + 1 {
             self.watcher.warn("further records like this are only counted");
         }
     }
@@ -103,6 +103,14 @@ impl<'a, W: Watcher> Tally<'a, W> {
 
     fn total<T: std::iter::Sum>(&self, count: impl Fn(&SourceInfo) -> T) -> T {
         self.sources.iter().map(count).sum()
+    }
+
+    fn skipped(&self) -> Skipped {
+        Skipped { empty: self.total(|s| s.skipped.empty), bad: self.total(|s| s.skipped.bad) }
+    }
+
+    fn replaced(&self) -> Replaced {
+        Replaced { documents: self.total(|s| s.replaced.documents), characters: self.total(|s| s.replaced.characters) }
     }
 
     /// Refuses a corpus in which every record was bad: that is a wrong `--field` or `--format`, not a poor corpus.
@@ -149,6 +157,10 @@ type Encoded = Result<(Document, Result<Vec<u32>>), Fault>;
 pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar> {
     let output = prefix_of(&job.output);
     check_prefix(&output, job.overwrite)?;
+    for suffix in writer::SUFFIXES {
+        let file = with_suffix(&output, suffix);
+        check_not_read(&file, job.corpus.inputs.iter().map(|i| &i.path).chain([&job.tokenizer]))?;
+    }
     let encoder = Encoder::load(&job.tokenizer, &job.eod)?;
     let token_type = TokenType::for_vocab(encoder.vocab_size());
     let mut writer = ShardWriter::create(&output, token_type, job.overwrite)?;
@@ -224,11 +236,8 @@ fn sidecar_of<W: Watcher>(
         documents: tally.total(|s| s.documents),
         tokens: tally.total(|s| s.tokens),
         text_bytes: tally.total(|s| s.text_bytes),
-        skipped: Skipped { empty: tally.total(|s| s.skipped.empty), bad: tally.total(|s| s.skipped.bad) },
-        replaced: Replaced {
-            documents: tally.total(|s| s.replaced.documents),
-            characters: tally.total(|s| s.replaced.characters),
-        },
+        skipped: tally.skipped(),
+        replaced: tally.replaced(),
         unknown_tokens,
         sources: tally.sources.clone(),
         bin_bytes: 0,
@@ -253,30 +262,36 @@ pub struct TrainVocabJob {
     pub workers: usize,
 }
 
+/// `BpeTrainer` counts pairs in i32, and a corpus has no more pairs than bytes.
+const MAX_VOCAB_CORPUS_BYTES: u64 = i32::MAX as u64;
+
 /// Outcome of [`train_vocab`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainedVocab {
     pub documents: u64,
     pub text_bytes: u64,
     pub skipped: Skipped,
+    pub replaced: Replaced,
 }
 
 /// Learns a vocabulary and writes its `tokenizer.json`.
 pub fn train_vocab(job: &TrainVocabJob, watcher: &mut (impl Watcher + Send)) -> Result<TrainedVocab> {
     check_file(&job.output, job.overwrite)?;
+    check_not_read(&job.output, job.corpus.inputs.iter().map(|i| &i.path))?;
     let special = vocab::special_tokens(&job.special);
     vocab::check_size(job.size, &special)?;
     let pool = pool(job.workers)?;
     let mut tally = Tally::new(&job.corpus, watcher);
     let batches = corpus::read(Arc::new(job.corpus.inputs.clone()));
-    let mut documents = Documents { batches, records: Vec::new().into_iter(), bytes_read: 0, tally: &mut tally };
+    let mut documents = Documents { batches, records: Vec::new().into_iter(), bytes_read: 0, text_bytes: 0, tally: &mut tally };
     let json = pool.install(|| vocab::train(job.size, &special, &mut documents));
     tally.check_some_use()?;
     write_file(&job.output, json?.as_bytes())?;
     Ok(TrainedVocab {
         documents: tally.total(|s| s.documents),
         text_bytes: tally.total(|s| s.text_bytes),
-        skipped: Skipped { empty: tally.total(|s| s.skipped.empty), bad: tally.total(|s| s.skipped.bad) },
+        skipped: tally.skipped(),
+        replaced: tally.replaced(),
     })
 }
 
@@ -285,6 +300,7 @@ struct Documents<'t, 'c, W> {
     batches: Receiver<Result<Batch>>,
     records: std::vec::IntoIter<Record>,
     bytes_read: u64,
+    text_bytes: u64,
     tally: &'t mut Tally<'c, W>,
 }
 
@@ -308,12 +324,27 @@ impl<W: Watcher> Iterator for Documents<'_, '_, W> {
                     let source = &mut self.tally.sources[record.input];
                     source.documents += 1;
                     source.text_bytes += d.text.len() as u64;
+                    self.text_bytes += d.text.len() as u64;
+                    if self.text_bytes > MAX_VOCAB_CORPUS_BYTES {
+                        return Some(Err(bad_input(
+                            "the corpus is larger than 2 GiB, beyond which counts of pairs may overflow: learn from a sample of it",
+                        )));
+                    }
                     return Some(Ok(d.text));
                 }
                 Ok(None) => {}
                 Err(e) => return Some(Err(e)),
             }
         }
+    }
+}
+
+/// Refuses an output that would replace a file the run reads.
+fn check_not_read<'a>(output: &Path, mut read: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
+    let Ok(output) = output.canonicalize() else { return Ok(()) };
+    match read.find(|path| path.canonicalize().is_ok_and(|path| path == output)) {
+        Some(path) => Err(bad_input(format!("--output would replace {}, which this run reads: choose another", path.display()))),
+        None => Ok(()),
     }
 }
 

@@ -7,7 +7,8 @@ use crate::error::bad_input;
 
 /// Sources and their shares. Sample number n comes from the source that is furthest behind its share: the largest
 /// `w_i * max(n, 1) - c_i`, where c_i counts what source i has given; of equals, the first (Megatron-LM,
-/// `build_blending_indices`). A source of weight 0 gives nothing, in contrast to Megatron-LM, where a tie may pick it.
+/// `build_blending_indices`). No source is ever more than one sample ahead of its share; of two sources none is more than
+/// one behind, of many a source may fall a little further behind (less than two in all that was tried). A source of weight 0 gives nothing, in contrast to Megatron-LM, where a tie may pick it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mixture {
     /// Positive sum scaled to 1.
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_stay_within_one_of_the_share() {
+    fn counts_stay_close_to_the_share() {
         for case in 0..200u64 {
             let k = 1 + (hash(case, &[0]) % 6) as usize;
             let weights: Vec<f64> = (0..k).map(|i| (1 + hash(case, &[1, i as u64]) % 1000) as f64).collect();
@@ -111,8 +112,9 @@ mod tests {
                 mixture.take(&mut state);
                 assert_eq!((state.samples, state.counts.iter().sum::<u64>()), (n, n));
                 for (w, c) in mixture.weights().iter().zip(&state.counts) {
-                    let off = *c as f64 - w * n as f64;
-                    assert!(off.abs() <= 1.0 + 1e-9, "case {case}: {weights:?}, n = {n}: {:?}", state.counts);
+                    let ahead = *c as f64 - w * n as f64;
+                    let behind = if k <= 2 { 1.0 } else { 2.0 };
+                    assert!(ahead <= 1.0 + 1e-9 && ahead >= -behind, "case {case}: {weights:?}, n = {n}: {:?}", state.counts);
                 }
             }
         }

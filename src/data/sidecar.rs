@@ -85,14 +85,20 @@ pub struct SourceInfo {
 }
 
 impl Sidecar {
-    /// The sidecar at `path`, or None where there is no such file.
+    /// The sidecar at `path`, or None where there is none: no such file, or JSON of another kind that has its name.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("reading the sidecar {}", path.display())),
         };
-        let text = format!("the sidecar {} is not one that `zaya tokenize` writes; remove it or tokenize again", path.display());
-        serde_json::from_slice(&bytes).context(text).map(Some)
+        match serde_json::from_slice::<serde_json::Value>(&bytes) {
+            Ok(json) if json.get("format").and_then(|f| f.as_str()) == Some(FORMAT) => {
+                let text =
+                    format!("the sidecar {} lacks what `zaya tokenize` writes; remove it or tokenize again", path.display());
+                serde_json::from_value(json).context(text).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 }

@@ -273,7 +273,7 @@ mod tests {
             assert!(first_inputs.insert(sample(&source, s).ids[0]), "sample {s} repeats");
         }
         assert_eq!(source.epoch_of_sample(end), 1);
-        let order: HashMap<u64, u64> = (0..40).map(|s| (source.window_of_sample(s), s)).collect();
+        let order: HashMap<u64, u64> = (0..2 * end + 2).map(|s| (source.window_of_sample(s), s)).collect();
         for w in 0..end {
             let (a, b) = (sample(&source, order[&w]), sample(&source, order[&(w + 1)]));
             assert_eq!(a.ids.len(), 5);

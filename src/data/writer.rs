@@ -11,7 +11,7 @@ use super::shard::{HEADER_BYTES, MAGIC, TokenType, VERSION, with_suffix};
 use crate::error::bad_input;
 
 /// Files of a shard in the order they are published. The index comes last: without it nobody sees a shard.
-const SUFFIXES: [&str; 3] = [".bin", ".json", ".idx"];
+pub(super) const SUFFIXES: [&str; 3] = [".bin", ".json", ".idx"];
 
 /// Sizes and hashes of a finished pair.
 #[derive(Debug, Clone, PartialEq, Eq)]

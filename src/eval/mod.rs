@@ -1,1 +1,4 @@
-//! Evaluation tasks and scoring.
+//! Evaluation tasks and scoring, and generation.
+
+pub mod generate;
+pub mod perplexity;

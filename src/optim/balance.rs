@@ -150,7 +150,7 @@ fn control(rule: Rule, gain: f64, t: u64, g: &[f32], state: &mut [Vec<f32>], bia
         (Rule::Sign { step }, []) => {
             for (bias, g) in biases.iter_mut().zip(g) {
                 // f32::signum(0.0) is 1: a balanced expert would drift.
-                let sign = if *g > 0.0 { 1.0 } else { f32::from(*g < 0.0) * -1.0 };
+                let sign = f32::from(*g > 0.0) - f32::from(*g < 0.0);
                 *bias -= (gain * step) as f32 * sign;
             }
         }

@@ -24,10 +24,10 @@ fn parts(merge: &Value) -> Option<(&str, &str)> {
     }
 }
 
-/// Entry that a merge makes. Models with a prefix for inner pieces (`##`) drop the second part's.
-fn result(model: &Map<String, Value>, (a, b): (&str, &str)) -> String {
+/// The merge makes the entry `content`. Models with a prefix for inner pieces (`##`) drop the second part's.
+fn makes(model: &Map<String, Value>, (a, b): (&str, &str), content: &str) -> bool {
     let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("");
-    format!("{a}{}", b.strip_prefix(prefix).unwrap_or(b))
+    content.strip_prefix(a) == Some(b.strip_prefix(prefix).unwrap_or(b))
 }
 
 /// The model can produce the entry `content` from text.
@@ -38,7 +38,7 @@ fn can_produce(model: &Map<String, Value>, content: &str) -> bool {
             vocab.contains_key(content)
                 && (ignore_merges
                     || content.chars().count() == 1
-                    || merges.iter().filter_map(parts).any(|m| result(model, m) == content))
+                    || merges.iter().filter_map(parts).any(|m| makes(model, m, content)))
         }
         // Word lists look up whole pieces of text.
         (Some(Value::Object(vocab)), None) => vocab.contains_key(content),
@@ -95,7 +95,9 @@ pub(super) fn hide(tokenizer: &mut Value, special: &[String]) -> bool {
         _ => {}
     }
     if let Some(Value::Array(mut merges)) = model.remove("merges") {
-        merges.retain(|m| parts(m).is_none_or(|(a, b)| !is_hidden(a) && !is_hidden(b) && !is_hidden(&result(model, (a, b)))));
+        merges.retain(|m| {
+            parts(m).is_none_or(|(a, b)| !is_hidden(a) && !is_hidden(b) && !hidden.iter().any(|h| makes(model, (a, b), h)))
+        });
         model.insert("merges".into(), Value::Array(merges));
     }
     for token in tokenizer.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {

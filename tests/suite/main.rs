@@ -3,8 +3,11 @@
 mod balance;
 mod checkpoint;
 mod checkpoint_kill;
+mod data;
+mod encoder;
 mod fixtures;
 mod forward_oracle;
+mod generation;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
@@ -12,4 +15,6 @@ mod pretrain;
 mod recipe;
 mod reference_oracle;
 mod reshard;
+mod tokenize;
 mod training_oracle;
+mod vocab;

@@ -101,6 +101,35 @@ fn repacks_the_newest_valid_checkpoint_and_changes_nothing() {
 }
 
 #[test]
+fn to_hugging_face_and_back_is_bit_exact() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    let tensors = run_dir(&run);
+    let path = |name: &str| place.path().join(name).display().to_string();
+    for (from, to, output) in [("run", "hf", "model"), ("model", "zck", "back"), ("model", "hf", "again")] {
+        let out = zaya(&["--from", &path(from), "--to", to, "--output", &path(output)]);
+        assert!(out.status.success(), "{from} to {output}: {}", text(&out.stderr));
+    }
+    let back = Checkpoint::open(&place.path().join("back")).unwrap();
+    back.verify().unwrap();
+    assert_eq!((back.meta().step, back.contents()), (0, Contents::Weights));
+    let original = checkpoint::locate(&run).unwrap().checkpoint.unwrap();
+    for t in tensors.iter().filter(|t| !checkpoint::is_optimizer(&t.name)) {
+        assert_eq!(back.read(&t.name).unwrap(), original.read(&t.name).unwrap(), "{}", t.name);
+    }
+    assert_eq!(back.manifest().model_hash, original.manifest().model_hash);
+    assert_eq!(
+        fs::read(place.path().join("model/model.safetensors")).unwrap(),
+        fs::read(place.path().join("again/model.safetensors")).unwrap()
+    );
+    // bf16: half the bytes.
+    let out = zaya(&["--from", &path("run"), "--to", "hf", "--output", &path("half"), "--dtype", "bf16"]);
+    assert!(out.status.success() && text(&out.stdout).contains("BF16"));
+    let out = zaya(&["--from", &path("run"), "--to", "hf", "--output", &path("model")]);
+    assert_eq!(out.status.code(), Some(2));
+}
+
+#[test]
 fn lists_inspects_and_verifies() {
     let place = tempfile::tempdir().unwrap();
     let run = place.path().join("run");

@@ -167,11 +167,23 @@ fn mean_of_all(v: &[f32], n: Dims, total: usize, out: &mut [f32]) {
     out.iter_mut().for_each(|o| *o /= total as f32);
 }
 
-/// Backward of `mean_of_all`.
-fn spread_over_all(d_out: &[f32], dv: &mut [f32]) {
-    let total = (dv.len() / d_out.len()) as f32;
-    for row in dv.chunks_mut(d_out.len()) {
-        row.iter_mut().zip(d_out).for_each(|(v, d)| *v += d / total);
+/// Gradients of one row and head that see no key: every key of the sequence weighs the same. The scores have a gradient all
+/// the same, as in Hugging Face's code, which hides keys by adding a huge negative number. `k` and `v` start at their head's
+/// first channel; `dq` is the row's, `dk` and `dv` are the head's alone.
+#[allow(clippy::too_many_arguments)]
+fn blind_row_backward(n: Dims, q: &[f32], k: &[f32], v: &[f32], d_out: &[f32], dq: &mut [f32], dk: &mut [f32], dv: &mut [f32]) {
+    let keys = dk.len() / n.head;
+    let weight = 1.0 / keys as f32;
+    let mut ds: Vec<f32> = v.chunks(n.k).take(keys).map(|v| super::math::lane_sum(n.head, |i| d_out[i] * v[i])).collect();
+    let mean = weight * super::math::lane_sum(keys, |j| ds[j]);
+    ds.iter_mut().for_each(|ds| *ds = weight * (*ds - mean) * n.scale);
+    for (j, ds) in ds.iter().enumerate() {
+        let (k, dk, dv) = (&k[j * n.k..], &mut dk[j * n.head..], &mut dv[j * n.head..]);
+        for i in 0..n.head {
+            dq[i] += ds * k[i];
+            dk[i] += ds * q[i];
+            dv[i] += weight * d_out[i];
+        }
     }
 }
 
@@ -219,7 +231,9 @@ pub fn backward(rows: &Rows, shape: AttentionShape, x: Qkv<&[f32]>, saved: &Save
                     matmul(block.len, n.head, block.keys, View::rows(&ds, block.keys), k, t, false);
                     for r in 0..block.len {
                         if saved.lse[(b * seq + s0 + r) * n.heads + h] == f32::INFINITY {
-                            spread_over_all(&d_out[at + r * n.q..][..n.head], &mut dv);
+                            let (q, d_out) = (&x.q[at + r * n.q..], &d_out[at + r * n.q..]);
+                            let dq = &mut dq[(s0 + r) * group * n.head + a * n.head..];
+                            blind_row_backward(n, q, k_head, v_head, d_out, dq, &mut dk, &mut dv);
                         }
                     }
                 }

@@ -139,9 +139,12 @@ pub fn backward(
     d_logits.par_chunks_mut(classes).with_min_len(ROW_CHUNK).enumerate().for_each(|(t, dl)| {
         let (probs, chosen) = (&saved.probs[t * classes..][..classes], routing.choice[t] as usize);
         let along = routing.prob[t] * d_prob[t];
-        for c in 0..classes {
-            dl[c] = along * (if c == chosen { 1.0 } else { 0.0 } - probs[c]);
+        let mut others = 0.0; // 1 - p of the chosen class, without the cancellation when that is nearly 1
+        for c in (0..classes).filter(|c| *c != chosen) {
+            dl[c] = -along * probs[c];
+            others += probs[c];
         }
+        dl[chosen] = along * others;
     });
     linear::add_weight_gradient(&map(&saved.hidden2, gelu), &d_logits, g.out, r, classes, bf16);
     let d_gelu = |dy: Vec<f32>, x: &[f32]| {

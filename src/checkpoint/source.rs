@@ -1,0 +1,111 @@
+//! Weights to evaluate, to generate with or to convert: a Hugging Face directory, a checkpoint, or a run directory.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::{Checkpoint, MANIFEST, locate};
+use crate::error::bad_input;
+use crate::hf::{self, HfModel, StoredDtype};
+use crate::model::params::{ParamId, ParamTable};
+use crate::model::{ModelConfig, ParamStore};
+use crate::recipe::{self, Recipe};
+use crate::tensor::Backend;
+use crate::tensor::backend::Precision;
+
+/// An open model. Weights stay on disk until they are read.
+pub enum ModelSource {
+    HuggingFace(Box<HfModel>),
+    Checkpoint { checkpoint: Box<Checkpoint>, table: ParamTable },
+}
+
+impl ModelSource {
+    /// Opens whatever `path` is. What was passed over or is worth knowing is told on stderr.
+    ///
+    /// # Errors
+    /// `BadInput` when it is none of the three, or damaged.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.is_dir() {
+            return Err(bad_input(format!(
+                "{} is not a folder: expected a Hugging Face model, a checkpoint or a run directory",
+                path.display()
+            )));
+        }
+        if path.join("config.json").is_file() && !path.join(MANIFEST).is_file() {
+            let model = hf::load(path)?;
+            model.notes.iter().for_each(|n| eprintln!("note: {n}"));
+            return Ok(Self::HuggingFace(Box::new(model)));
+        }
+        let found = locate(path)?;
+        found.skipped.iter().for_each(|s| eprintln!("warning: {s}"));
+        let checkpoint = found.checkpoint.ok_or_else(|| bad_input(format!("{} holds no valid checkpoint", path.display())))?;
+        if checkpoint.dir() != path {
+            eprintln!("reading {}", checkpoint.dir().display());
+        }
+        let table = ParamTable::new(&checkpoint.meta().model);
+        Ok(Self::Checkpoint { checkpoint: Box::new(checkpoint), table })
+    }
+
+    pub fn config(&self) -> &ModelConfig {
+        match self {
+            Self::HuggingFace(model) => &model.config,
+            Self::Checkpoint { checkpoint, .. } => &checkpoint.meta().model,
+        }
+    }
+
+    pub fn table(&self) -> &ParamTable {
+        match self {
+            Self::HuggingFace(model) => &model.table,
+            Self::Checkpoint { table, .. } => table,
+        }
+    }
+
+    /// Values of one parameter in its logical shape, verified where the source has hashes.
+    pub fn read(&self, id: ParamId) -> Result<Vec<f32>> {
+        match self {
+            Self::HuggingFace(model) => model.read(id),
+            Self::Checkpoint { checkpoint, table } => checkpoint.read_shaped(&table.specs[id].name, &table.specs[id].shape),
+        }
+    }
+
+    /// All weights on a backend.
+    pub fn params<B: Backend>(&self, backend: &B) -> Result<ParamStore<B>> {
+        ParamStore::from_host(backend, self.table(), |id| self.read(id))
+    }
+
+    /// Arithmetic the model was made for: bf16 for files in bf16 and runs with `train.precision = "bf16"`.
+    pub fn precision(&self) -> Precision {
+        match self {
+            Self::HuggingFace(model) if model.dtype == StoredDtype::Bf16 => Precision::Bf16,
+            Self::HuggingFace(_) => Precision::F32,
+            Self::Checkpoint { .. } => self.recipe().map_or(Precision::F32, |r| r.train.precision),
+        }
+    }
+
+    /// The recipe that a checkpoint was trained by, where it holds one.
+    pub fn recipe(&self) -> Option<Recipe> {
+        match self {
+            Self::HuggingFace(_) => None,
+            Self::Checkpoint { checkpoint, .. } => {
+                recipe::load_resolved(&checkpoint.dir().display().to_string(), &checkpoint.meta().recipe).ok()
+            }
+        }
+    }
+
+    /// The model's `tokenizer.json`: beside a Hugging Face model, in a checkpoint's run directory, or where the recipe had
+    /// it. Of a checkpoint only the file that it was trained with counts.
+    pub fn tokenizer(&self) -> Option<PathBuf> {
+        match self {
+            Self::HuggingFace(model) => model.tokenizer(),
+            Self::Checkpoint { checkpoint, .. } => {
+                let run_dir = checkpoint.dir().ancestors().nth(2).map(|run| run.join("tokenizer.json"));
+                let of_recipe = self.recipe().and_then(|r| r.tokenizer);
+                let hash = checkpoint.meta().tokenizer_hash.as_deref();
+                let is_it = |path: &PathBuf| {
+                    path.is_file() && hash.is_none_or(|h| crate::text::tokenizer_sha256(path).is_ok_and(|own| own == h))
+                };
+                run_dir.into_iter().chain(of_recipe).find(is_it)
+            }
+        }
+    }
+}
