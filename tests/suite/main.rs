@@ -11,6 +11,7 @@ mod generation;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
+mod pretrain;
 mod recipe;
 mod reference_documents;
 mod reference_oracle;
