@@ -49,6 +49,8 @@ const fn point(name: &'static str, kind: Kind, doc: &'static str) -> Point {
 /// Every point there is. `docs/CHECKPOINT.md` shows the same list.
 pub const POINTS: &[Point] = &[
     point("step", Kind::Numbered, "a training step is about to begin; @n is its number"),
+    point("micro_batch", Kind::Counted, "a micro-batch of a training step is about to be computed"),
+    point("eval", Kind::Counted, "a batch of held-out data is about to be scored"),
     point("ckpt.begin", Kind::Counted, "a save was asked for, nothing is on disk yet"),
     point("ckpt.tmp_created", Kind::Counted, "the temporary folder exists and is empty"),
     point("ckpt.write", Kind::Write, "a piece of a tensor file is about to be written"),
@@ -353,7 +355,7 @@ mod tests {
         for name in &found {
             assert!(POINTS.iter().any(|p| p.name == name), "{name} is passed but not in POINTS");
         }
-        for p in POINTS.iter().filter(|p| p.name.starts_with("ckpt.")) {
+        for p in POINTS {
             assert!(found.contains(p.name), "{} is in POINTS but nothing passes it", p.name);
         }
     }

@@ -124,14 +124,35 @@ impl Dataset {
         Ok(())
     }
 
-    /// Hash of what training reads from this dataset, whatever the paths: sizes and indices of its shards, in order.
+    /// Hash of what training reads from this dataset, whatever the paths: sizes, indices and a sample of the tokens of its
+    /// shards, in order.
     pub fn fingerprint(&self) -> String {
         let mut hash = blake3::Hasher::new();
+        let mut tokens = Vec::new();
         for shard in self.shards.iter().filter(|s| s.num_documents() > 0) {
             hash.update(&shard.num_tokens().to_le_bytes());
             hash.update(&(shard.index_bytes().len() as u64).to_le_bytes());
             hash.update(shard.index_bytes());
+            for (from, to) in sampled(shard.num_tokens()) {
+                tokens.clear();
+                shard.read(from, to, &mut tokens);
+                for token in &tokens {
+                    hash.update(&token.to_le_bytes());
+                }
+            }
         }
         hash.finalize().to_hex().to_string()
     }
+}
+
+/// Stretches of a shard that its fingerprint reads: all of a small one; of a large one 64 pieces from the first token to the
+/// last, since reading terabytes at every start would cost hours.
+fn sampled(tokens: u64) -> Vec<(u64, u64)> {
+    const PIECES: u64 = 64;
+    const PIECE: u64 = 4096;
+    if tokens <= PIECES * PIECE {
+        return vec![(0, tokens)];
+    }
+    let start = |i: u64| (u128::from(tokens - PIECE) * u128::from(i) / u128::from(PIECES - 1)) as u64;
+    (0..PIECES).map(|i| (start(i), start(i) + PIECE)).collect()
 }

@@ -37,6 +37,8 @@ pub struct LoaderConfig {
     /// Tell documents apart: rows carry where their document begins, and the last token of a document (its end-of-document
     /// token) gets no label, since the next token belongs to a document it knows nothing of.
     pub document_mask: bool,
+    /// Leave the first token of every document out of the loss, as `document_mask` does too.
+    pub eod_mask_loss: bool,
     /// Rows of the model's embedding; an id at or beyond it is refused, naming file and place.
     pub vocab_size: usize,
 }
@@ -135,7 +137,7 @@ impl Loader {
     ///
     /// `labels[p]` is the token after position p. With `document_mask`, `doc_start[p]` is the position in the sequence where
     /// p's document begins (0 when it began earlier), and the last token of a document has label -1; without it,
-    /// `doc_start` is empty and every row has a label.
+    /// `doc_start` is empty, and every row has a label unless `eod_mask_loss` takes those same labels away.
     pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
         let plan = self.plan(step)?;
         ensure!(
@@ -147,12 +149,13 @@ impl Loader {
         let mut batch = Batch { batch: rows.len(), seq, ..Batch::default() };
         batch.ids.reserve(rows.len() * seq);
         batch.labels.reserve(rows.len() * seq);
+        let borders = Borders { mask: self.config.document_mask, first_token_loss: !self.config.eod_mask_loss };
         let mut sample = Sample::default();
         for id in &plan.samples[rows] {
             let from = &self.sources[id.source];
             let read = from.source.read(id.number, &mut sample);
             read.with_context(|| format!("reading sample {} of data source `{}` for step {step}", id.number, from.name))?;
-            append(&mut batch, &sample.ids, &sample.starts, self.config.document_mask);
+            append(&mut batch, &sample.ids, &sample.starts, borders);
         }
         Ok(batch)
     }
@@ -192,8 +195,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Hash of everything but the seed that fixes what training reads: the shards of every source in order (sizes and
-    /// indices, not paths). The same data under other paths has the same fingerprint. Reads every index once.
+    /// Hash of everything but the seed that fixes what training reads: the shards of every source in order (sizes, indices and
+    /// a sample of the tokens, not paths). The same data under other paths has the same fingerprint. Reads every index once.
     pub fn fingerprint(&self) -> String {
         let mut hash = blake3::Hasher::new();
         for source in &self.sources {
@@ -241,22 +244,42 @@ fn poisoned() -> anyhow::Error {
     anyhow!("another thread failed while it read training data")
 }
 
+/// What a border between two documents in a sequence means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Borders {
+    /// Rows carry where their document begins.
+    pub mask: bool,
+    /// Whether a document's first token has a loss. Never with `mask`: the row before it knows nothing of that document.
+    pub first_token_loss: bool,
+}
+
+impl Borders {
+    /// Whether borders mean anything at all.
+    pub(super) fn matter(self) -> bool {
+        self.mask || !self.first_token_loss
+    }
+}
+
 /// Appends one sequence to `batch`: `ids` has one token more than a row, `starts` the positions where documents begin.
-pub(super) fn append(batch: &mut Batch, ids: &[u32], starts: &[u32], document_mask: bool) {
+pub(super) fn append(batch: &mut Batch, ids: &[u32], starts: &[u32], borders: Borders) {
     let seq = batch.seq;
     batch.ids.extend(&ids[..seq]);
     let first_label = batch.labels.len();
     batch.labels.extend(ids[1..=seq].iter().map(|id| i64::from(*id)));
-    if !document_mask {
+    if !borders.matter() {
         return;
     }
     let mut from = 0;
     for begin in starts.iter().copied().filter(|s| *s > 0) {
         // The token before a document's first belongs to another document.
         batch.labels[first_label + begin as usize - 1] = -1;
-        let to = (begin as usize).min(seq);
-        batch.doc_start.resize(first_label + to, from);
-        from = begin;
+        if borders.mask {
+            let to = (begin as usize).min(seq);
+            batch.doc_start.resize(first_label + to, from);
+            from = begin;
+        }
     }
-    batch.doc_start.resize(first_label + seq, from);
+    if borders.mask {
+        batch.doc_start.resize(first_label + seq, from);
+    }
 }

@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use super::dataset::Dataset;
-use super::loader::append;
+use super::loader::{Borders, append};
 use crate::error::bad_input;
 use crate::tensor::backend::Batch;
 
 /// Held-out shards as windows of `seq_len` tokens, one after the other, without overlap.
 ///
 /// Window w has inputs `w * L .. w * L + L` and their successors as labels, so every token but the very first is
-/// predicted exactly once (with `document_mask`: every token but the first of each document). The last window is filled
+/// predicted exactly once (with `document_mask` or `eod_mask_loss`: every token but the first of each document). The last window is filled
 /// up with rows that are not `valid` and have no label.
 #[derive(Debug)]
 pub struct ValidationSet {
     dataset: Dataset,
     seq_len: usize,
-    document_mask: bool,
+    borders: Borders,
     vocab_size: usize,
 }
 
@@ -31,7 +31,14 @@ impl ValidationSet {
             let text = "held-out shards have fewer than 2 tokens, or sequences of 0 tokens: nothing to predict";
             return Err(bad_input(format!("{text} (first file: {})", dataset.shards()[0].bin_path().display())));
         }
-        Ok(Self { dataset, seq_len, document_mask, vocab_size })
+        let borders = Borders { mask: document_mask, first_token_loss: true };
+        Ok(Self { dataset, seq_len, borders, vocab_size })
+    }
+
+    /// With `yes`, leaves the first token of every document out of the loss, as training with `data.eod_mask_loss` does.
+    pub fn eod_mask_loss(mut self, yes: bool) -> Self {
+        self.borders.first_token_loss = !yes;
+        self
     }
 
     pub fn dataset(&self) -> &Dataset {
@@ -72,7 +79,7 @@ impl ValidationSet {
             self.starts(from, to, &mut starts)?;
             padding = seq + 1 - ids.len();
             ids.resize(seq + 1, 0);
-            append(&mut batch, &ids, &starts, self.document_mask);
+            append(&mut batch, &ids, &starts, self.borders);
         }
         // Only the very last window can be short. Its last real token has no successor, hence no label and no row.
         if padding > 0 {
@@ -87,7 +94,7 @@ impl ValidationSet {
     /// Positions in the window `from..to` where documents begin.
     fn starts(&self, from: u64, to: u64, starts: &mut Vec<u32>) -> Result<()> {
         starts.clear();
-        if !self.document_mask {
+        if !self.borders.matter() {
             return Ok(());
         }
         let mut d = self.dataset.document_of_token(from)?;

@@ -40,19 +40,25 @@ impl MetricsWriter {
         Ok(Self { file, path: path.to_path_buf(), torn: last != [b'\n'] })
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Appends one object (a `serde_json::Value`, a map, a struct). Numbers that are not finite become null.
     ///
     /// # Errors
     /// When the line is not an object, or cannot be written; the next one then starts on a fresh line.
     pub fn write(&mut self, line: &impl Serialize) -> Result<()> {
-        let mut text = Vec::new();
-        if self.torn {
-            text.push(b'\n');
-        }
-        let start = text.len();
-        serde_json::to_writer(&mut text, line).context("a line of metrics as JSON")?;
-        ensure!(text.get(start) == Some(&b'{'), "a line of metrics must be a JSON object");
-        text.push(b'\n');
+        self.write_text(&serde_json::to_string(line).context("a line of metrics as JSON")?)
+    }
+
+    /// Appends one object that is text already.
+    ///
+    /// # Errors
+    /// As [`MetricsWriter::write`].
+    pub fn write_text(&mut self, line: &str) -> Result<()> {
+        ensure!(line.starts_with('{') && !line.contains('\n'), "a line of metrics must be a JSON object on one line");
+        let text = format!("{}{line}\n", if self.torn { "\n" } else { "" }).into_bytes();
         // One write: a reader that follows the file sees whole lines.
         let written = self.file.write(&text).with_context(|| format!("writing {}", self.path.display()))?;
         self.torn = written < text.len();
@@ -116,6 +122,27 @@ pub fn read_metrics(path: &Path) -> Result<Metrics> {
     Ok(out)
 }
 
+/// The line of the last step in a metrics file, as text and as an object, found from the file's end without reading the rest;
+/// None where there is none.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn last_step(path: &Path) -> Result<Option<(String, Map<String, Value>)>> {
+    /// Longer than any line and the events behind it.
+    const TAIL_BYTES: u64 = 8 << 20;
+    let what = || format!("reading {}", path.display());
+    let mut file = File::open(path).with_context(what)?;
+    let end = file.seek(SeekFrom::End(0)).with_context(what)?;
+    file.seek(SeekFrom::Start(end.saturating_sub(TAIL_BYTES))).with_context(what)?;
+    let mut tail = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut tail).with_context(what)?;
+    Ok(tail.rsplit(|byte| *byte == b'\n').find_map(|line| {
+        let object: Map<String, Value> = serde_json::from_slice(line).ok()?;
+        let text = String::from_utf8(line.to_vec()).ok()?;
+        object.get("step")?.is_u64().then_some((text, object))
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +177,7 @@ mod tests {
         assert_eq!(m.steps[&4]["loss"], Value::Null);
         assert_eq!(m.steps[&4]["grad_norm"], Value::Null);
         assert_eq!((m.events.len(), m.torn_lines), (1, 1));
+        assert_eq!(last_step(&path).unwrap().unwrap().1["step"], 5);
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.lines().all(|l| !l.is_empty()) && text.ends_with('\n'));
     }
@@ -172,5 +200,12 @@ mod tests {
         assert_eq!((m.steps.len(), m.torn_lines), (2, 0));
         assert_eq!(m.steps[&1]["loss"], Value::Null);
         assert!(read_metrics(&dir.path().join("absent")).is_err());
+        // Events and torn lines behind the last step are passed over.
+        w.write(&json!({"event": "x", "at_step": 2})).unwrap();
+        drop(w);
+        std::fs::write(&path, [std::fs::read(&path).unwrap(), b"{\"step\":3,".to_vec()].concat()).unwrap();
+        assert_eq!(last_step(&path).unwrap().unwrap().1["step"], 2);
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(last_step(&path).unwrap(), None);
     }
 }

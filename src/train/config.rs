@@ -43,6 +43,7 @@ pub fn loader_config(r: &Recipe) -> LoaderConfig {
         seq_len: r.train.seq_len,
         batch_sequences: r.train.sequences_per_step() as usize,
         document_mask: r.data.document_mask,
+        eod_mask_loss: r.data.eod_mask_loss,
         vocab_size: r.model.vocab_size,
     }
 }

@@ -85,11 +85,14 @@ pub fn line(
     }
 }
 
+/// Field that a line has when held-out data was scored at its step.
+pub const VAL_LOSS: &str = "val_loss";
+
 /// `val_loss` and `val_bpb` of the first set (the usual case of one), and all sets under `validation`.
-fn validation(scores: &[Score]) -> Map<String, Value> {
+pub fn validation(scores: &[Score]) -> Map<String, Value> {
     let mut out = Map::new();
     if let Some(first) = scores.first() {
-        out.insert("val_loss".into(), json!(first.mean_loss()));
+        out.insert(VAL_LOSS.into(), json!(first.mean_loss()));
         out.insert("val_bpb".into(), json!(first.bits_per_byte()));
         let all = scores
             .iter()
@@ -97,4 +100,9 @@ fn validation(scores: &[Score]) -> Map<String, Value> {
         out.insert("validation".into(), Value::Object(all.collect()));
     }
     out
+}
+
+/// The event of a save that failed; training may have gone on.
+pub fn checkpoint_failed(step: u64, failures: u64, error: &anyhow::Error) -> Value {
+    json!({"event": "checkpoint_failed", "at_step": step, "checkpoint_failures": failures, "error": format!("{error:#}")})
 }

@@ -3,30 +3,34 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
 
 use super::candle_engine::Candle;
 use super::config::{balance_config, loader_config, source_specs};
 use super::engine::{Engine, Native};
 use super::launcher::refuse_many_ranks;
+use super::lock::RunLock;
 use super::peak::measured_peak_flops;
 use super::report::{self, Timing};
+use super::start::{check_resume, check_tokenizer, claim, claim_existing, find_start, open_init, open_validation};
 use super::state::TrainState;
 use super::step::{StepConfig, StepReport, step};
 use super::stop::{Outcome, Stop};
 use super::validate::{NamedSet, Score, score};
-use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Meta, RetainPolicy, SaveOptions};
-use crate::data::{Loader, MixtureState, ValidationSet};
+use crate::checkpoint::{self, CKPT_DIR, Meta, RetainPolicy, SaveOptions, Saved};
+use crate::data::{Loader, MixtureState};
 use crate::error::bad_input;
 use crate::failpoint;
-use crate::hf;
 use crate::model::init::initial_values;
 use crate::model::{Model, ParamTable};
+use crate::monitor::metrics::{METRICS_FILE, last_step};
 use crate::monitor::progress::Shown;
-use crate::monitor::{MetricsWriter, Progress, metrics::METRICS_FILE};
+use crate::monitor::{MetricsWriter, Progress};
 use crate::optim::schedule::Schedule;
 use crate::plan::flops::Flops;
-use crate::recipe::{self, Recipe};
+use crate::recipe::Recipe;
+use crate::tensor::backend::Batch;
 use crate::tensor::cpu::Cpu;
 
 /// Who computes loss and gradients.
@@ -55,6 +59,8 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Trains as `recipe` says, in a thread pool of its own.
 pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
     refuse_many_ranks(|name| std::env::var(name).ok())?;
+    // First of all, so that a signal while data and weights are read is also one that saves and ends.
+    let stop = Stop::install(options.time_limit.or(recipe.run.time_limit))?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(n) = recipe.train.threads {
         pool = pool.num_threads(n);
@@ -62,9 +68,11 @@ pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
     pool.build().context("starting the threads")?.install(|| match options.engine {
         EngineKind::Cpu => {
             let backend = Cpu::new(recipe.train.precision);
-            Run::start(Native { backend, model: Model::new(recipe.model.clone()) }, recipe, options)?.train()
+            Run::start(Native { backend, model: Model::new(recipe.model.clone()) }, recipe, options, stop)?.train()
         }
-        EngineKind::Candle => Run::start(Candle::new(recipe.model.clone(), recipe.train.precision)?, recipe, options)?.train(),
+        EngineKind::Candle => {
+            Run::start(Candle::new(recipe.model.clone(), recipe.train.precision)?, recipe, options, stop)?.train()
+        }
     })
 }
 
@@ -72,22 +80,26 @@ struct Run<'a, E: Engine> {
     engine: E,
     recipe: &'a Recipe,
     options: &'a Options,
+    stop: Stop,
     state: TrainState<E::B>,
     loader: Loader,
     validation: Vec<NamedSet>,
     tokenizer_hash: Option<String>,
     data_fingerprint: String,
+    metrics: MetricsWriter,
     /// Step that the run was resumed from; its checkpoint is not deleted.
     resumed_from: Option<u64>,
     /// Step of the newest checkpoint of this state.
     saved_step: Option<u64>,
     checkpoint_failures: u64,
+    _lock: RunLock,
 }
 
 impl<'a, E: Engine> Run<'a, E> {
-    fn start(engine: E, recipe: &'a Recipe, options: &'a Options) -> Result<Self> {
-        let root = recipe.run.dir.join(CKPT_DIR);
-        let from = find_start(&root, options)?;
+    fn start(engine: E, recipe: &'a Recipe, options: &'a Options, stop: Stop) -> Result<Self> {
+        let dir = &recipe.run.dir;
+        let lock = claim_existing(dir, options)?;
+        let from = find_start(dir, options)?;
         if let Some(from) = &from {
             check_resume(recipe, from)?;
         }
@@ -98,6 +110,9 @@ impl<'a, E: Engine> Run<'a, E> {
 
         let table = ParamTable::new(&recipe.model);
         let seed = recipe.run.seed;
+        if from.is_some() && options.init_from.is_some() {
+            eprintln!("note: --init-from is for step 0 only: the weights are those of the checkpoint");
+        }
         let init = options.init_from.as_deref().filter(|_| from.is_none());
         let hf = init.map(|dir| open_init(dir, recipe)).transpose()?;
         let mut state = TrainState::new(engine.backend(), &recipe.model, &balance_config(recipe), |id| match (&hf, &from) {
@@ -110,8 +125,8 @@ impl<'a, E: Engine> Run<'a, E> {
             let meta = from.meta();
             if meta.data_fingerprint.as_deref() != Some(data_fingerprint.as_str()) {
                 return Err(bad_input(format!(
-                    "resuming {}: the data sources hold other tokens than when the run was started (the shards' sizes or \
-                     indices differ). Put the old shards back, or start a new run with another run.dir",
+                    "resuming {}: the data sources hold other tokens than when the run was started (the shards' sizes, indices \
+                     or tokens differ). Put the old shards back, or start a new run with another run.dir",
                     from.dir().display()
                 )));
             }
@@ -120,50 +135,59 @@ impl<'a, E: Engine> Run<'a, E> {
                 .with_context(|| format!("{}: the loader's state in the manifest", from.dir().display()))?;
             loader.restore(state.step, &loader_state)?;
         }
+        let lock = match lock {
+            Some(lock) => lock,
+            None => claim(dir)?,
+        };
         let step = from.as_ref().map(|_| state.step);
         Ok(Self {
             engine,
             recipe,
             options,
+            stop,
             state,
             loader,
             validation,
             tokenizer_hash,
             data_fingerprint,
+            metrics: MetricsWriter::append(&dir.join(METRICS_FILE))?,
             resumed_from: step,
             saved_step: step,
             checkpoint_failures: 0,
+            _lock: lock,
         })
     }
 
     fn train(mut self) -> Result<Outcome> {
         let total = self.recipe.train.steps;
         let until = self.options.stop_at.map_or(total, |s| s.min(total));
+        let end = if until < total { Outcome::StopAt } else { Outcome::Finished };
         match self.resumed_from {
-            Some(step) => eprintln!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen),
+            Some(step) => {
+                eprintln!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen);
+                if !self.finish_validation(step)? {
+                    return Ok(self.stop.signalled().map_or(end, Outcome::Signal));
+                }
+                if step >= until {
+                    eprintln!("nothing left to do: step {step} is done, and the run ends at step {until}");
+                    return Ok(end);
+                }
+            }
             None => eprintln!("starting at step 0 of {total}"),
         }
-        if self.state.step >= until {
-            eprintln!("nothing left to do: step {} is done, and the run ends at step {until}", self.state.step);
-            return Ok(if until < total { Outcome::StopAt } else { Outcome::Finished });
-        }
-        let dir = &self.recipe.run.dir;
-        std::fs::create_dir_all(dir).with_context(|| format!("creating the run directory {}", dir.display()))?;
-        write_whole(&dir.join(RECIPE_FILE), self.recipe.to_toml().as_bytes())?;
-        if let Some(tokenizer) = &self.recipe.tokenizer {
-            let text = std::fs::read(tokenizer).with_context(|| format!("reading {}", tokenizer.display()))?;
-            write_whole(&dir.join(TOKENIZER_FILE), &text)?;
-        }
-        let mut metrics = MetricsWriter::append(&dir.join(METRICS_FILE))?;
-        let stop = Stop::install(self.options.time_limit.or(self.recipe.run.time_limit))?;
+        self.write_files()?;
         let cfg = StepConfig::of(self.recipe);
         let schedule = Schedule::of(self.recipe);
         let flops_per_token = Flops::of(self.recipe, &self.state.table).per_token();
         let peak_flops = self.recipe.train.peak_flops.unwrap_or_else(measured_peak_flops);
         let mut progress = Progress::new(total, self.state.step);
 
+        let mut validated = true;
         let outcome = loop {
-            if let Some(reason) = stop.reason() {
+            if self.state.step >= until && validated {
+                break end;
+            }
+            if let Some(reason) = self.stop.reason() {
                 break reason;
             }
             failpoint::hit_at("step", self.state.step)?;
@@ -171,79 +195,103 @@ impl<'a, E: Engine> Run<'a, E> {
             let batches = self.micro_batches()?;
             let data_s = started.elapsed().as_secs_f64();
             let lr = schedule.lr_at(self.state.step);
-            let interrupted = || stop.signalled().is_some();
+            let interrupted = || self.stop.signalled().is_some();
             let done = step(&self.engine, &mut self.state, &cfg, &batches, lr, &interrupted);
-            let done = match done {
-                Ok(done) => done,
-                Err(e) => {
-                    metrics.sync()?;
-                    return Err(e);
-                }
-            };
             // Interrupted between two micro-batches: the step has not happened.
-            let Some(report) = done else { continue };
+            let Some(report) = done.inspect_err(|_| self.sync_metrics())? else { continue };
             let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops };
             let now = self.state.step;
-            let last = now >= until;
 
-            let scores = if last || self.recipe.eval.every.is_some_and(|n| now.is_multiple_of(n)) {
-                self.validate(&interrupted)?
-            } else {
-                Vec::new()
-            };
-            if last || now.is_multiple_of(self.recipe.checkpoint.every) {
-                self.save(last)?;
-            }
+            let due = self.validation_due(now);
+            let scores = if due { self.validate()? } else { Some(Vec::new()) };
+            validated = scores.is_some();
+            let scores = scores.unwrap_or_default();
             self.show(&mut progress, &report, &timing, &scores);
-            if last || !scores.is_empty() || now.is_multiple_of(self.recipe.metrics.every) {
+            if due || now >= until || now.is_multiple_of(self.recipe.metrics.every) {
                 let line = report::line(now, self.state.tokens_seen, &report, &timing, &scores, self.checkpoint_failures);
-                metrics.write(&line)?;
+                self.write_metrics(&line);
             }
-            if last {
-                break if until < total { Outcome::StopAt } else { Outcome::Finished };
+            if now < until && now.is_multiple_of(self.recipe.checkpoint.every) {
+                self.save(false)?;
             }
         };
         progress.finish();
         if self.saved_step != Some(self.state.step) {
             self.save(true)?;
         }
-        metrics.sync()?;
+        self.sync_metrics();
         Ok(outcome)
     }
 
+    /// The recipe and the tokenizer, for whoever uses the run directory later.
+    fn write_files(&self) -> Result<()> {
+        let dir = &self.recipe.run.dir;
+        write_whole(&dir.join(RECIPE_FILE), self.recipe.to_toml().as_bytes())?;
+        if let Some(tokenizer) = &self.recipe.tokenizer {
+            let text = std::fs::read(tokenizer).with_context(|| format!("reading {}", tokenizer.display()))?;
+            write_whole(&dir.join(TOKENIZER_FILE), &text)?;
+        }
+        Ok(())
+    }
+
+    /// A line that cannot be written (a full disk) does not end the run either.
+    fn write_metrics(&mut self, line: &impl Serialize) {
+        if let Err(e) = self.metrics.write(line) {
+            eprintln!("warning: {e:#}; training goes on without this line of metrics");
+        }
+    }
+
+    fn sync_metrics(&self) {
+        if let Err(e) = self.metrics.sync() {
+            eprintln!("warning: {e:#}");
+        }
+    }
+
     /// The global batch of the next step, cut into micro-batches.
-    fn micro_batches(&self) -> Result<Vec<crate::tensor::backend::Batch>> {
+    fn micro_batches(&self) -> Result<Vec<Batch>> {
         let (sequences, micro) = (self.recipe.train.sequences_per_step() as usize, self.recipe.train.micro_batch);
         (0..sequences).step_by(micro).map(|s| self.loader.batch(self.state.step, s..(s + micro).min(sequences))).collect()
     }
 
-    /// Scores of all held-out sets; none when interrupted.
-    fn validate(&self, interrupted: &dyn Fn() -> bool) -> Result<Vec<Score>> {
+    /// A function of the recipe and the step, not of where the run is stopped.
+    fn validation_due(&self, step: u64) -> bool {
+        let last = step == self.recipe.train.steps;
+        !self.validation.is_empty() && self.recipe.eval.every.is_some_and(|n| last || step.is_multiple_of(n))
+    }
+
+    /// Scores of all held-out sets; None when a signal came.
+    fn validate(&self) -> Result<Option<Vec<Score>>> {
         let (tokens, train) = (self.recipe.eval.tokens, &self.recipe.train);
-        let mut scores = Vec::new();
-        for set in &self.validation {
-            match score(&self.engine, &self.state.params, set, tokens, train.micro_batch, train.seq_len, interrupted)? {
-                Some(score) => scores.push(score),
-                None => return Ok(Vec::new()),
-            }
+        let interrupted = || self.stop.signalled().is_some();
+        let one = |set| score(&self.engine, &self.state.params, set, tokens, train.micro_batch, train.seq_len, &interrupted);
+        self.validation.iter().map(one).collect()
+    }
+
+    /// Makes up for a validation that a signal cut short before the run was saved at `step`: the step's line of metrics is
+    /// written again, complete. False when a signal cuts it short once more.
+    fn finish_validation(&mut self, step: u64) -> Result<bool> {
+        if !self.validation_due(step) {
+            return Ok(true);
         }
-        Ok(scores)
+        match last_step(self.metrics.path())? {
+            Some((text, line)) if line["step"] == step && !line.contains_key(report::VAL_LOSS) => {
+                let Some(scores) = self.validate()? else { return Ok(false) };
+                // The text itself: numbers that were read might come back changed in their last digit.
+                let scores = serde_json::to_string(&report::validation(&scores))?;
+                let start = text.strip_suffix('}').context("a line of metrics without an end")?;
+                self.metrics.write_text(&format!("{start},{}", &scores[1..]))?;
+                Ok(true)
+            }
+            _ => Ok(true),
+        }
     }
 
     /// Saves a checkpoint. A failed save does not end a run that goes on (the next one may work), only one that ends here.
     fn save(&mut self, must: bool) -> Result<()> {
         let root = self.recipe.run.dir.join(CKPT_DIR);
-        let mut meta = Meta {
-            tokenizer_hash: self.tokenizer_hash.clone(),
-            data_fingerprint: Some(self.data_fingerprint.clone()),
-            loader: serde_json::to_value(self.loader.state_at(self.state.step)?)?,
-            recipe: self.recipe.to_toml(),
-            ..Meta::new(self.recipe.model.clone())
-        };
-        self.state.describe(&mut meta);
-        let tensors = self.state.tensors();
-        let mut read = |i: usize| self.state.read(self.engine.backend(), &tensors[i].name);
-        match checkpoint::save(&root, &meta, &tensors, &mut read, &SaveOptions::default()) {
+        // A checkpoint means that the lines of all its steps are safe.
+        self.sync_metrics();
+        match self.try_save(&root) {
             Ok(saved) => {
                 self.saved_step = Some(self.state.step);
                 saved.notes.iter().for_each(|n| eprintln!("warning: {n}"));
@@ -253,6 +301,7 @@ impl<'a, E: Engine> Run<'a, E> {
             Err(e) => {
                 self.checkpoint_failures += 1;
                 let e = e.context(format!("step {} could not be saved", self.state.step));
+                self.write_metrics(&report::checkpoint_failed(self.state.step, self.checkpoint_failures, &e));
                 if must {
                     return Err(e);
                 }
@@ -260,6 +309,25 @@ impl<'a, E: Engine> Run<'a, E> {
                 Ok(())
             }
         }
+    }
+
+    fn try_save(&self, root: &Path) -> Result<Saved> {
+        let mut meta = Meta {
+            tokenizer_hash: self.tokenizer_hash.clone(),
+            data_fingerprint: Some(self.data_fingerprint.clone()),
+            loader: serde_json::to_value(self.loader.state_at(self.state.step)?)?,
+            recipe: self.recipe.to_toml(),
+            ..Meta::new(self.recipe.model.clone())
+        };
+        self.state.describe(&mut meta);
+        let tensors = self.state.tensors();
+        let mut read = |i: usize| {
+            let values = self.state.read(self.engine.backend(), &tensors[i].name)?;
+            // Such a state trains no further; saved, it would be the one to resume from, and push good ones out.
+            ensure!(values.iter().all(|x| x.is_finite()), "`{}` holds numbers that are not finite", tensors[i].name);
+            Ok(values)
+        };
+        checkpoint::save(root, &meta, &tensors, &mut read, &SaveOptions::default())
     }
 
     fn retain(&self, root: &Path) {
@@ -292,108 +360,6 @@ impl<'a, E: Engine> Run<'a, E> {
             tokens_seen: self.state.tokens_seen,
         });
     }
-}
-
-/// The checkpoint to go on from; None = step 0.
-fn find_start(root: &Path, options: &Options) -> Result<Option<Checkpoint>> {
-    let there = checkpoint::list(root)?;
-    if !options.resume {
-        if let Some(step) = there.first() {
-            return Err(bad_input(format!(
-                "{} already holds a checkpoint of step {step}: go on with it by --resume, or choose another run.dir",
-                root.display()
-            )));
-        }
-        return Ok(None);
-    }
-    let found = checkpoint::latest_valid(root)?;
-    found.skipped.iter().for_each(|s| eprintln!("warning: {s}"));
-    match found.checkpoint {
-        Some(c) if c.contents() != Contents::Training => {
-            Err(bad_input(format!("{} holds weights only, and no optimizer state to resume with", c.dir().display())))
-        }
-        Some(c) => Ok(Some(c)),
-        None if !there.is_empty() => bail!(
-            "{} holds {} checkpoints, and none of them is valid (see the warnings). Move them away to start at step 0",
-            root.display(),
-            there.len()
-        ),
-        None => {
-            eprintln!("--resume: {} holds no checkpoint yet, so this run starts at step 0", root.display());
-            Ok(None)
-        }
-    }
-}
-
-/// Refuses to go on with a recipe that makes it another run; tells what else has changed.
-fn check_resume(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
-    let name = format!("{} (its recipe)", from.dir().display());
-    let old = recipe::load_resolved(&name, &from.meta().recipe)?;
-    let differences = recipe.resume_differences(&old);
-    if !differences.refused.is_empty() {
-        return Err(bad_input(format!(
-            "resuming {}: the recipe is not the one that the run was started with:\n  - {}\nSet these back, or start a new run \
-             with another run.dir (docs/RECIPE.md lists what may change)",
-            from.dir().display(),
-            differences.refused.join("\n  - ")
-        )));
-    }
-    differences.allowed.iter().for_each(|d| eprintln!("note: {d}"));
-    Ok(())
-}
-
-/// A model to take weights from; its parameters must be those of the recipe's model.
-fn open_init(dir: &Path, recipe: &Recipe) -> Result<hf::HfModel> {
-    let model = hf::load(dir)?;
-    let shape = |t: &ParamTable| t.specs.iter().map(|s| (s.name.clone(), s.shape.clone())).collect::<Vec<_>>();
-    let (theirs, ours) = (shape(&model.table), shape(&ParamTable::new(&recipe.model)));
-    if theirs != ours {
-        let first = theirs.iter().zip(&ours).find(|(a, b)| a != b);
-        let detail = match first {
-            Some(((name, a), (other, b))) if name == other => format!("`{name}` is {a:?} there and {b:?} in the recipe"),
-            _ => format!("it has {} parameter tensors, the recipe's model {}", theirs.len(), ours.len()),
-        };
-        return Err(bad_input(format!(
-            "--init-from hf:{}: the model there has another shape than the recipe's `model`: {detail}",
-            dir.display()
-        )));
-    }
-    if model.config != recipe.model {
-        eprintln!(
-            "note: {} was trained with other settings (RoPE, norms, skip mode or token ids); the recipe's hold",
-            dir.display()
-        );
-    }
-    Ok(model)
-}
-
-fn open_validation(recipe: &Recipe) -> Result<Vec<NamedSet>> {
-    let open = |s: &recipe::DataSource| {
-        let set = ValidationSet::open(&s.shards, recipe.train.seq_len, recipe.data.document_mask, recipe.model.vocab_size)
-            .with_context(|| format!("held-out data `{}`", s.name))?;
-        Ok(NamedSet { name: s.name.clone(), set })
-    };
-    recipe.data.validation.iter().map(open).collect()
-}
-
-/// Hash of the recipe's tokenizer file, which must be the one that wrote the shards, where they say which.
-fn check_tokenizer(recipe: &Recipe, loader: &Loader, validation: &[NamedSet]) -> Result<Option<String>> {
-    let training = loader.source_names().enumerate().map(|(i, name)| (name, loader.dataset(i)));
-    let held_out = validation.iter().map(|v| (v.name.as_str(), v.set.dataset()));
-    let of_shards: Vec<(&str, &str)> =
-        training.chain(held_out).filter_map(|(name, data)| Some((name, data.tokenizer_sha256()?))).collect();
-    let (expected, what) = match (&recipe.tokenizer, of_shards.first()) {
-        (Some(path), _) => (crate::text::tokenizer_sha256(path)?, format!("the recipe's tokenizer {}", path.display())),
-        (None, Some((name, hash))) => (hash.to_string(), format!("data source `{name}`")),
-        (None, None) => return Ok(None),
-    };
-    if let Some((name, _)) = of_shards.iter().find(|(_, hash)| *hash != expected) {
-        return Err(bad_input(format!(
-            "the shards of `{name}` were written with another tokenizer than {what}: their ids mean other text. Tokenize the \
-             data again, or name the right tokenizer"
-        )));
-    }
-    Ok(Some(expected))
 }
 
 /// Writes a small file under a temporary name, then renames it into place.

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 
 use super::engine::Engine;
 use super::state::TrainState;
+use crate::failpoint;
 use crate::optim::update::{OptimizerConfig, clip_factor, grad_norm};
 use crate::tensor::backend::{Batch, Loss};
 
@@ -59,6 +60,7 @@ pub fn step<E: Engine>(
         if interrupted() {
             return Ok(None);
         }
+        failpoint::hit("micro_batch")?;
         let result = engine.forward_backward(&state.params, &mut state.grads, batch, grad_scale)?;
         loss.sum += result.loss.sum;
         loss.count += result.loss.count;

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::engine::Engine;
 use crate::data::ValidationSet;
+use crate::failpoint;
 use crate::model::ParamStore;
 use crate::tensor::backend::Loss;
 
@@ -33,7 +34,7 @@ pub struct NamedSet {
     pub set: ValidationSet,
 }
 
-/// Loss over the first `max_tokens` tokens (rounded up to windows) of a set, `micro_batch` windows at a time. None when
+/// Loss over the first `max_tokens` tokens (rounded down to whole windows) of a set, `micro_batch` windows at a time. None when
 /// `interrupted` says so between two batches.
 pub fn score<E: Engine>(
     engine: &E,
@@ -45,12 +46,13 @@ pub fn score<E: Engine>(
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<Score>> {
     let set = &named.set;
-    let windows = max_tokens.map_or(u64::MAX, |t| t.div_ceil(seq_len as u64)).min(set.num_windows());
+    let windows = max_tokens.map_or(u64::MAX, |t| t / seq_len as u64).min(set.num_windows());
     let mut loss = Loss::default();
     for first in (0..windows).step_by(micro_batch) {
         if interrupted() {
             return Ok(None);
         }
+        failpoint::hit("eval")?;
         let part = engine.loss(params, &set.batch(first..(first + micro_batch as u64).min(windows))?)?;
         loss.sum += part.sum;
         loss.count += part.count;

@@ -1,0 +1,165 @@
+//! What a run is checked for before its first step: another run's checkpoint, a changed recipe, data and tokenizer that do
+//! not belong together, weights of another shape. Whatever is refused here is refused before anything is written.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use super::Options;
+use super::lock::RunLock;
+use super::validate::NamedSet;
+use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents};
+use crate::data::dataset::Dataset;
+use crate::data::{Loader, ValidationSet};
+use crate::error::bad_input;
+use crate::hf;
+use crate::model::ParamTable;
+use crate::recipe::{self, Recipe};
+
+/// Takes a run directory that is there. None where there is none: a start that is refused leaves none behind, and
+/// [`claim`] makes it later.
+pub fn claim_existing(dir: &Path, options: &Options) -> Result<Option<RunLock>> {
+    if dir.exists() && !dir.is_dir() {
+        return Err(bad_input(format!("`run.dir` {} is a file: expected a directory, or nothing at all", dir.display())));
+    }
+    if !options.resume {
+        // Before the lock, which would leave a file.
+        refuse_used(dir)?;
+    }
+    dir.is_dir().then(|| RunLock::take(dir)).transpose()
+}
+
+/// Makes and takes a run directory that was not there when the start began.
+pub fn claim(dir: &Path) -> Result<RunLock> {
+    std::fs::create_dir_all(dir)
+        .map_err(|e| bad_input(format!("cannot make the run directory {}: {e}; choose another run.dir", dir.display())))?;
+    let lock = RunLock::take(dir)?;
+    // Another process may have come, trained and gone meanwhile.
+    refuse_used(dir)?;
+    Ok(lock)
+}
+
+fn refuse_used(dir: &Path) -> Result<()> {
+    let root = dir.join(CKPT_DIR);
+    match checkpoint::list(&root)?.first() {
+        Some(step) => Err(bad_input(format!(
+            "{} already holds a checkpoint of step {step}: go on with it by --resume, or choose another run.dir",
+            root.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The checkpoint to go on from; None = step 0.
+pub fn find_start(dir: &Path, options: &Options) -> Result<Option<Checkpoint>> {
+    if !options.resume {
+        refuse_used(dir)?;
+        return Ok(None);
+    }
+    let root = dir.join(CKPT_DIR);
+    let found = checkpoint::latest_valid(&root)?;
+    found.skipped.iter().for_each(|s| eprintln!("warning: {s}"));
+    match found.checkpoint {
+        Some(c) if c.contents() != Contents::Training => {
+            Err(bad_input(format!("{} holds weights only, and no optimizer state to resume with", c.dir().display())))
+        }
+        Some(c) => Ok(Some(c)),
+        None if !found.skipped.is_empty() => bail!(
+            "{} holds {} checkpoints, and none of them is valid (see the warnings). Move them away to start at step 0",
+            root.display(),
+            found.skipped.len()
+        ),
+        None => {
+            eprintln!("--resume: {} holds no checkpoint yet, so this run starts at step 0", root.display());
+            Ok(None)
+        }
+    }
+}
+
+/// Refuses to go on with a recipe that makes it another run; tells what else has changed.
+pub fn check_resume(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
+    let name = format!("{} (its recipe)", from.dir().display());
+    let old = recipe::load_resolved(&name, &from.meta().recipe)?;
+    let differences = recipe.resume_differences(&old);
+    if !differences.refused.is_empty() {
+        return Err(bad_input(format!(
+            "resuming {}: the recipe is not the one that the run was started with:\n  - {}\nSet these back, or start a new run \
+             with another run.dir (docs/RECIPE.md lists what may change)",
+            from.dir().display(),
+            differences.refused.join("\n  - ")
+        )));
+    }
+    differences.allowed.iter().for_each(|d| eprintln!("note: {d}"));
+    Ok(())
+}
+
+/// A model to take weights from; its parameters must be those of the recipe's model.
+pub fn open_init(dir: &Path, recipe: &Recipe) -> Result<hf::HfModel> {
+    let model = hf::load(dir)?;
+    let shape = |t: &ParamTable| t.specs.iter().map(|s| (s.name.clone(), s.shape.clone())).collect::<Vec<_>>();
+    let (theirs, ours) = (shape(&model.table), shape(&ParamTable::new(&recipe.model)));
+    if theirs != ours {
+        let first = theirs.iter().zip(&ours).find(|(a, b)| a != b);
+        let detail = match first {
+            Some(((name, a), (other, b))) if name == other => format!("`{name}` is {a:?} there and {b:?} in the recipe"),
+            _ => format!("it has {} parameter tensors, the recipe's model {}", theirs.len(), ours.len()),
+        };
+        return Err(bad_input(format!(
+            "--init-from hf:{}: the model there has another shape than the recipe's `model`: {detail}",
+            dir.display()
+        )));
+    }
+    if model.config != recipe.model {
+        eprintln!(
+            "note: {} was trained with other settings (RoPE, norms, skip mode or token ids); the recipe's hold",
+            dir.display()
+        );
+    }
+    Ok(model)
+}
+
+pub fn open_validation(recipe: &Recipe) -> Result<Vec<NamedSet>> {
+    let (train, data) = (&recipe.train, &recipe.data);
+    let open = |s: &recipe::DataSource| {
+        let set = ValidationSet::open(&s.shards, train.seq_len, data.document_mask, recipe.model.vocab_size)
+            .with_context(|| format!("held-out data `{}`", s.name))?;
+        Ok(NamedSet { name: s.name.clone(), set: set.eod_mask_loss(data.eod_mask_loss) })
+    };
+    data.validation.iter().map(open).collect()
+}
+
+/// Hash of the recipe's tokenizer file, which must be the one that wrote the shards, where they say which.
+pub fn check_tokenizer(recipe: &Recipe, loader: &Loader, validation: &[NamedSet]) -> Result<Option<String>> {
+    let training = loader.source_names().enumerate().map(|(i, name)| (name, loader.dataset(i)));
+    let held_out = validation.iter().map(|v| (v.name.as_str(), v.set.dataset()));
+    let all: Vec<(&str, &Dataset)> = training.chain(held_out).collect();
+    for (name, data) in &all {
+        check_vocabulary(name, data, recipe.model.vocab_size)?;
+    }
+    let of_shards: Vec<(&str, &str)> = all.iter().filter_map(|(name, data)| Some((*name, data.tokenizer_sha256()?))).collect();
+    let (expected, what) = match (&recipe.tokenizer, of_shards.first()) {
+        (Some(path), _) => (crate::text::tokenizer_sha256(path)?, format!("the recipe's tokenizer {}", path.display())),
+        (None, Some((name, hash))) => (hash.to_string(), format!("data source `{name}`")),
+        (None, None) => return Ok(None),
+    };
+    if let Some((name, _)) = of_shards.iter().find(|(_, hash)| *hash != expected) {
+        return Err(bad_input(format!(
+            "the shards of `{name}` were written with another tokenizer than {what}: their ids mean other text. Tokenize the \
+             data again, or name the right tokenizer"
+        )));
+    }
+    Ok(Some(expected))
+}
+
+/// Refuses shards whose tokenizer has more ids than the model. Shards that do not say are found out when they are read.
+fn check_vocabulary(name: &str, data: &Dataset, vocab_size: usize) -> Result<()> {
+    let of_shard = data.shards().iter().filter_map(|s| Some((s, s.sidecar()?.tokenizer.vocab_size)));
+    match of_shard.into_iter().find(|(_, ids)| *ids > vocab_size) {
+        Some((shard, ids)) => Err(bad_input(format!(
+            "data source `{name}`: {} was written with a tokenizer of {ids} ids, but the model has `vocab_size` {vocab_size}: \
+             its ids do not fit. Make model.vocab_size at least {ids}, or tokenize again",
+            shard.bin_path().display()
+        ))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,89 @@
+//! Killed anywhere, a run goes on from its last checkpoint and ends in the same bits.
+
+use super::*;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use zaya::failpoint::POINTS;
+
+fn assert_killed(done: &Done, what: &str) {
+    assert_eq!(done.signal, Some(libc::SIGKILL), "{what}: {done:?}");
+}
+
+#[test]
+fn at_every_step() {
+    let lab = Lab::new();
+    lab.reference("whole", &[]);
+    for k in 0..8 {
+        // Every third step is saved, so the kill costs up to two steps, which are made again.
+        let run = format!("killed-{k}");
+        let args = ["--set", "checkpoint.every=3"];
+        assert_killed(&lab.run_failing(&run, &format!("step:kill@{k}"), &args), &run);
+        assert_eq!(lab.steps(&run).first().copied(), (k >= 3).then_some(k / 3 * 3));
+        let from = if k < 3 { "holds no checkpoint yet".into() } else { format!("resuming at step {}", k / 3 * 3) };
+        lab.run(&run, &["--resume", "--set", "checkpoint.every=3"]).expect(0).says(&[&from]);
+        lab.assert_same_run("whole", &run);
+    }
+    // In the middle of a step: the third micro-batch is the first of step 2.
+    assert_killed(&lab.run_failing("middle", "micro_batch:kill@4", &[]), "middle");
+    assert_eq!(lab.steps("middle"), [1]);
+    lab.run("middle", &["--resume"]).expect(0);
+    lab.assert_same_run("whole", "middle");
+}
+
+#[test]
+fn at_every_point_of_a_save() {
+    let lab = Lab::new();
+    let retain = ["--set", "checkpoint.keep_last=2"];
+    lab.reference("whole", &retain);
+    assert_eq!(lab.steps("whole"), [8, 7]);
+    // Step 3 is damaged, so that step 3 is saved over it: every point of the protocol is passed.
+    lab.run("start", &["--stop-at", "3"]).expect(0);
+    flip_a_bit(&lab.path("start/ckpt/step-00000003/weights-00000.safetensors"));
+    let mut newest = BTreeSet::new();
+    for point in POINTS.iter().filter(|p| p.name.starts_with("ckpt.")) {
+        for n in [1, 2] {
+            let run = format!("{}-{n}", point.name);
+            copy_dir(&lab.path("start"), &lab.path(&run));
+            let args = [&retain[..], &["--resume"]].concat();
+            let done = lab.run_failing(&run, &format!("{}:kill@{n}", point.name), &args);
+            if done.code == Some(0) {
+                // Passed once in this run.
+                assert!(n > 1, "{} is never passed", point.name);
+            } else {
+                assert_killed(&done, &run);
+                let done = lab.run(&run, &args).expect(0);
+                let from = done.err.split("resuming at step ").nth(1).unwrap();
+                newest.insert(from.split(' ').next().unwrap().to_string());
+            }
+            lab.assert_same_run("whole", &run);
+            // Nothing of the accident is left but the protected checkpoint that the run was resumed from.
+            let names = fs::read_dir(lab.path(&run).join(CKPT_DIR)).unwrap().map(|e| e.unwrap().file_name());
+            assert!(names.into_iter().all(|n| !n.to_string_lossy().contains("tmp")), "{run}");
+            fs::remove_dir_all(lab.path(&run)).unwrap();
+        }
+    }
+    assert!(newest.len() > 2, "resumed from {newest:?}");
+}
+
+#[test]
+fn at_random_times_until_it_is_done() {
+    let lab = Lab::new();
+    let args = ["--resume", "--set", "checkpoint.keep_last=2", "--set", "train.steps=12"];
+    lab.reference("whole", &args);
+    let mut random = Random(2024);
+    let (mut kills, mut finished) = (0, false);
+    let started = Instant::now();
+    while !finished && kills < 60 && started.elapsed() < Duration::from_secs(20) {
+        // Slow enough that a kill may fall anywhere.
+        let mut command = lab.command("killed", &args);
+        let mut running = Running::start(command.env("ZAYA_FAIL", "micro_batch:sleep=4ms,ckpt.before_manifest:sleep=3ms"));
+        running.wait_for("step ");
+        std::thread::sleep(Duration::from_millis(random.below(90)));
+        running.signal(libc::SIGKILL);
+        finished = running.finish().code == Some(0);
+        kills += u32::from(!finished);
+    }
+    lab.run("killed", &args).expect(0);
+    assert!(kills > 2, "{kills} kills");
+    lab.assert_same_run("whole", "killed");
+}
