@@ -17,7 +17,6 @@ READY := given
 else
 READY := build
 endif
-export ZAYA
 
 .PHONY: build given demo demo-data test test-all bench static lint clean help setup
 

@@ -10,14 +10,18 @@ export LC_ALL=C
 
 zaya=$1
 out=demo/data
-vocabulary=4096
+vocabulary=2048
 # Crates of generated tables and bindings: millions of lines that teach nothing.
 generated='libc linux-raw-sys'
 # Held out for validation, by name, so that no other version of one is trained on.
-held_out='anyhow bytemuck either fancy-regex indexmap itoa semver smallvec strsim textwrap thiserror uuid'
+held_out='bytemuck either itoa smallvec'
 # In 512-byte blocks; larger files are mostly tables.
 max_blocks=128
 
+if ! cargo --version >/dev/null 2>&1; then
+    echo "error: the demo's text is the source of the crates that zaya is built from, and finding it takes \`cargo\`, which does not run here" >&2
+    exit 1
+fi
 stamp=$(cat Cargo.lock scripts/demo-data.sh | cksum)
 if [ -f "$out/stamp" ] && [ "$(cat "$out/stamp")" = "$stamp" ]; then
     echo "demo/ holds the data already"
@@ -26,6 +30,7 @@ fi
 rm -rf "$out" demo/tokenizer.json
 mkdir -p "$out"
 
+printf '\n== Text, tokenizer, token shards\n'
 # One line a crate: name-version, tab, folder. Taken from the JSON by hand, since a bare machine has no tool that reads it.
 cargo metadata --locked --format-version 1 --filter-platform x86_64-unknown-linux-gnu >"$out/metadata.json"
 grep -o '{"name":"[^"]*","version":"[^"]*","id":"' "$out/metadata.json" | sed 's/{"name":"//; s/","version":"/-/; s/",.*//' >"$out/names"
@@ -47,19 +52,28 @@ named() {
 }
 
 tab=$(printf '\t')
+crates=0
 while IFS=$tab read -r crate folder; do
     # zaya's own sources are the only ones that change.
     if named "$crate" zaya $generated; then
         continue
     fi
+    crates=$((crates + 1))
     list=$out/train.list
     if named "$crate" $held_out; then list=$out/valid.list; fi
     (cd "$folder" && find . -type f \( -name '*.rs' -o -name '*.md' \) ! -iname 'license*' -size "-$((max_blocks + 1))" -size +0) | sort |
         while IFS= read -r file; do printf '%s/%s\n' "$folder" "${file#./}"; done >>"$list"
 done <"$out/crates"
 
-"$zaya" tokenize --train-vocab "$vocabulary" --input-list "$out/train.list" --output demo/tokenizer.json
-"$zaya" tokenize --tokenizer demo/tokenizer.json --input-list "$out/train.list" --output "$out/train"
-"$zaya" tokenize --tokenizer demo/tokenizer.json --input-list "$out/valid.list" --output "$out/valid"
+echo "text: Rust and Markdown of $crates crates; held out: $held_out"
+
+# Shows a command of zaya and runs it.
+zaya() {
+    echo "\$ zaya $*"
+    "$zaya" "$@"
+}
+zaya tokenize --train-vocab "$vocabulary" --input-list "$out/train.list" --output demo/tokenizer.json
+zaya tokenize --tokenizer demo/tokenizer.json --input-list "$out/train.list" --output "$out/train"
+zaya tokenize --tokenizer demo/tokenizer.json --input-list "$out/valid.list" --output "$out/valid"
 rm "$out/metadata.json" "$out/names" "$out/folders" "$out/crates"
 echo "$stamp" >"$out/stamp"

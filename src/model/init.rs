@@ -77,7 +77,7 @@ mod tests {
         assert_ne!(q(0, 1), q(0, 2));
         assert_ne!(q(0, 1), q(1, 1));
         let biases = initial_values(&table.specs[table.blocks[0].moe.balancing_biases], &cfg, 1);
-        assert_eq!(biases, [[0.0; 8].as_slice(), &[-1.0]].concat());
+        assert_eq!(biases, [vec![0.0; cfg.num_experts], vec![-1.0]].concat());
     }
 
     #[test]
