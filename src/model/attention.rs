@@ -63,6 +63,7 @@ impl AttentionLayer {
     }
 
     /// The normed stream and its four projections.
+    #[allow(clippy::type_complexity)]
     fn project<B: Backend>(&self, cx: &Cx<B>, stream: &B::Buf) -> Result<(B::Buf, B::NormSaved, CcaIn<B::Buf>)> {
         let (b, p) = (cx.backend, cx.params);
         let (h, norm) = b.rms_norm(stream, &p[self.ids.norm], self.norm_eps)?;

@@ -303,6 +303,7 @@ pub trait Backend: Sized {
         halo: Option<Halo<&Self::Buf>>,
     ) -> Result<(Qkv<Self::Buf>, Self::CcaSaved)>;
     /// Without a halo.
+    #[allow(clippy::too_many_arguments)]
     fn cca_mix_backward(
         &self,
         rows: &Self::Rows,
@@ -377,6 +378,7 @@ pub trait Backend: Sized {
         skip: SkipMode,
     ) -> Result<(Self::Buf, Self::ExpertSaved)>;
     /// Returns the gradients of `h` and of the chosen probabilities `[T, 1]`.
+    #[allow(clippy::too_many_arguments)]
     fn expert_ffn_backward(
         &self,
         h: &Self::Buf,

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::guard;
@@ -93,7 +92,7 @@ impl Encoder {
             tokenizer.with_truncation(None).map_err(|e| not_one(&e))?;
             tokenizer.set_encode_special_tokens(true);
         }
-        let sha256 = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+        let sha256 = super::sha256_hex(&bytes);
         Ok(Self { plain, guarded, sha256, vocab_size, eod, forbidden, unknown })
     }
 

@@ -13,6 +13,7 @@ mod hf;
 mod layers_vs_autograd;
 mod pretrain;
 mod recipe;
+mod reference_documents;
 mod reference_oracle;
 mod reshard;
 mod tokenize;

@@ -213,6 +213,7 @@ fn inv_norm(x: &[f32]) -> f32 {
     1.0 / (lane_sum(x.len(), |i| x[i] * x[i]) + NORM_GUARD).sqrt()
 }
 
+#[allow(clippy::too_many_arguments)]
 pub fn backward(
     rows: &Rows,
     shape: CcaShape,
@@ -301,7 +302,7 @@ pub fn backward(
     add_column_sums(&du, g.conv0_bias);
     add_column_sums(&du_before, g.conv0_bias);
     // Whole gradient of u_t: its own use and, where the next token has a previous one, its use there.
-    let next_uses = |t: usize| (t + 1) % rows.seq != 0 && rows.has_previous(t + 1);
+    let next_uses = |t: usize| !rows.is_first(t + 1) && rows.has_previous(t + 1);
     du.par_chunks_mut(n.c).with_min_len(ROW_CHUNK).enumerate().for_each(|(t, du)| {
         if next_uses(t) {
             add(du, &du_before[(t + 1) * n.c..][..n.c]);

@@ -46,6 +46,16 @@ struct TargetPtr(*mut f32);
 unsafe impl Send for TargetPtr {}
 unsafe impl Sync for TargetPtr {}
 
+impl TargetPtr {
+    /// Address of element `offset`.
+    ///
+    /// # Safety
+    /// The element lies inside the target.
+    unsafe fn at(&self, offset: usize) -> *mut f32 {
+        unsafe { self.0.add(offset) }
+    }
+}
+
 /// Below this many multiply-adds a product is one tile: a task costs more than it saves.
 const ONE_TILE: usize = 1 << 18;
 /// Tiles of a large product. More than the threads of one machine that this backend is meant for would want.
@@ -87,7 +97,6 @@ pub fn matmul(m: usize, n: usize, k: usize, a: View, b: View, c: Target, accumul
     let row_stride = c.row_stride;
     let out = TargetPtr(c.data.as_mut_ptr());
     let one = |tile: usize| {
-        let out = out;
         let (i0, j0) = (tile / tiles_n * tile_m, tile % tiles_n * tile_n);
         let (mm, nn) = (tile_m.min(m - i0), tile_n.min(n - j0));
         // SAFETY: `check` and the assertion above hold every element touched inside its slice; tiles are disjoint.
@@ -96,7 +105,7 @@ pub fn matmul(m: usize, n: usize, k: usize, a: View, b: View, c: Target, accumul
                 mm,
                 nn,
                 k,
-                out.0.add(i0 * row_stride + j0),
+                out.at(i0 * row_stride + j0),
                 1,
                 row_stride as isize,
                 accumulate,

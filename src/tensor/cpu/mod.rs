@@ -27,7 +27,7 @@ pub struct Buf {
 
 impl Buf {
     fn new(data: Vec<f32>, cols: usize) -> Self {
-        let rows = if cols == 0 { 0 } else { data.len() / cols };
+        let rows = data.len().checked_div(cols).unwrap_or(0);
         debug_assert_eq!(rows * cols, data.len());
         Self { data, rows, cols }
     }
@@ -87,7 +87,7 @@ fn router_params<'a>(p: RouterParams<&'a Buf>) -> RouterParams<Ref<'a>> {
     }
 }
 
-fn router_grads<'a>(g: RouterParams<&'a mut Buf>) -> RouterParams<&'a mut [f32]> {
+fn router_grads(g: RouterParams<&mut Buf>) -> RouterParams<&mut [f32]> {
     RouterParams {
         down_weight: &mut g.down_weight.data,
         down_bias: &mut g.down_bias.data,

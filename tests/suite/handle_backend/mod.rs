@@ -7,6 +7,7 @@ mod matrix;
 mod moe;
 mod optim;
 mod rows;
+mod toy;
 
 use std::cell::RefCell;
 use std::rc::Rc;

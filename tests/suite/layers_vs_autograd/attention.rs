@@ -22,7 +22,7 @@ fn check<B: Exact>(b: &B, rng: &mut Rng, shape: AttentionShape, batch: &Batch, t
     let rows = b.rows(batch).unwrap();
     let [q, k, v] = [0, 1, 2].map(|i: usize| x[i].upload(b));
     let qkv = Qkv { q: &q, k: &k, v: &v };
-    let (got, saved) = b.causal_attention(&rows, shape, qkv.clone()).unwrap();
+    let (got, saved) = b.causal_attention(&rows, shape, qkv).unwrap();
     assert_buf(&what("output"), b, &got, &want, tolerance);
     let dx = b.causal_attention_backward(&rows, shape, qkv, &got, &saved, &dy.upload(b)).unwrap();
     for (i, (part, got)) in [("q", &dx.q), ("k", &dx.k), ("v", &dx.v)].into_iter().enumerate() {

@@ -140,7 +140,7 @@ fn random_shapes<B: Exact>(b: &B, tolerance: f64) {
 }
 
 /// Padded rows have zero projections; with zero biases their queries and keys are zero vectors, which the norm must bear.
-fn zero_vectors<B: Exact>(b: &B, tolerance: f64) {
+fn zero_vectors<B: Exact>(b: &B, _tolerance: f64) {
     let rng = &mut Rng::new(3000);
     let batch = Batch { batch: 2, seq: 4, ids: vec![0; 8], ..Batch::default() };
     let mut case = Case::new(rng, shape(2, 1, 4, 2), batch);
@@ -158,5 +158,4 @@ fn zero_vectors<B: Exact>(b: &B, tolerance: f64) {
     assert!(q.iter().all(|v| v.is_finite()));
     assert!(q[..16].iter().all(|v| *v == 0.0), "the query of a zero row is zero");
     assert!(q[16..].iter().any(|v| *v != 0.0));
-    assert!(tolerance > 0.0);
 }

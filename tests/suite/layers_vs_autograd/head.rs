@@ -1,6 +1,5 @@
 //! embed, logits and cross_entropy.
 
-use candle_core::{DType, Device, Tensor};
 use zaya::model::reference::ops;
 use zaya::tensor::backend::Precision;
 use zaya::tensor::backend::{Batch, Loss};
@@ -82,6 +81,5 @@ fn large_logits<B: Exact>(b: &B, tolerance: f64) {
     let y = Input::new(4, 1, vec![200.0, -300.0, 1.0, 150.0]);
     let head = Input::new(3, 1, vec![1.0, -1.0, 0.5]);
     let loss = check(b, rng, &batch, &y, &head, tolerance);
-    let logits = Tensor::new(&[[0.0f64]], &Device::Cpu).unwrap();
-    assert!(loss.sum.is_finite() && logits.dtype() == DType::F64);
+    assert!(loss.sum.is_finite() && loss.sum > 0.0);
 }

@@ -2,6 +2,7 @@
 //! random odd shapes. The checks are generic: they see buffers only through `trait Backend`.
 
 mod attention;
+mod bf16;
 mod cca;
 mod decode;
 mod harness;
@@ -10,3 +11,4 @@ mod moe;
 mod movement;
 mod optimizers;
 mod pointwise;
+mod whole_model;

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use zaya::model::config::SkipMode;
 use zaya::model::reference::moe::{self as reference, Route};
 use zaya::tensor::backend::Precision;
-use zaya::tensor::backend::{PinnedRoutes, RouterParams};
+use zaya::tensor::backend::{Backend, PinnedRoutes, RouterParams};
 
 use super::harness::{
     Exact, Grad, Input, Rng, Rows, assert_buf, assert_close, assert_gradient, host, on_every_backend, pull_back, random_batch,
@@ -13,21 +13,21 @@ use super::harness::{
 on_every_backend!(random_shapes, first_block, crowding, pinned_routes, ties_go_to_the_lowest_class, padding_is_not_counted);
 
 /// Everything a router and its experts need. `p` is in the order of `RouterParams`.
-struct Case {
+pub struct Case {
     tokens: usize,
-    h: Input,
+    pub h: Input,
     prev: Option<Input>,
     p: [Input; 9],
-    biases: Input,
-    experts: Vec<Input>,
-    skip: SkipMode,
-    eps: f64,
+    pub biases: Input,
+    pub experts: Vec<Input>,
+    pub skip: SkipMode,
+    pub eps: f64,
 }
 
 const NAMES: [&str; 9] = ["down_weight", "down_bias", "gamma", "norm", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "out"];
 
 impl Case {
-    fn new(rng: &mut Rng, tokens: usize, [d, r, experts, width]: [usize; 4], first: bool, skip: SkipMode) -> Self {
+    pub fn new(rng: &mut Rng, tokens: usize, [d, r, experts, width]: [usize; 4], first: bool, skip: SkipMode) -> Self {
         let spread = |inner: usize| 1.5 / (inner as f64).sqrt();
         let p = [
             Input::random(rng, r, d, 0.0, spread(d)),
@@ -56,9 +56,27 @@ impl Case {
             eps: 1e-5,
         }
     }
+
+    /// Routing and output of the reference.
+    pub fn reference(&self, pinned: Option<&PinnedRoutes>, precision: Precision) -> (Route, Tensor) {
+        let matrix = |i: &Input| i.var.as_tensor().clone();
+        let is_vector = |i: usize| matches!(i, 1 | 2 | 3 | 5 | 7);
+        let p = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|i| if is_vector(i) { self.p[i].vector() } else { matrix(&self.p[i]) });
+        let prev = self.prev.as_ref().map(matrix);
+        let experts: Vec<Tensor> = self.experts.iter().map(matrix).collect();
+        let experts: Vec<&Tensor> = experts.iter().collect();
+        let (p, biases) = (params(&p, prev.is_none()), self.biases.vector());
+        let route = reference::route(&self.h.var, prev.as_ref(), p, &biases, self.eps, pinned, precision).unwrap();
+        let out = reference::expert_ffn(&self.h.var, &route, &experts, self.skip, precision).unwrap();
+        (route, out)
+    }
+
+    pub fn upload_params<B: Backend>(&self, b: &B) -> [B::Buf; 9] {
+        [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|i: usize| self.p[i].upload(b))
+    }
 }
 
-fn params<'a, T>(p: &'a [T; 9], first: bool) -> RouterParams<&'a T> {
+pub fn params<T>(p: &[T; 9], first: bool) -> RouterParams<&T> {
     RouterParams {
         down_weight: &p[0],
         down_bias: &p[1],
@@ -78,16 +96,7 @@ const NEAR_TIE: f64 = 1e-5;
 /// Compares routing, output and all gradients; returns the reference's choices.
 fn check<B: Exact>(b: &B, rng: &mut Rng, case: &Case, pinned: Option<&PinnedRoutes>, tolerance: f64) -> Vec<u32> {
     let (tokens, first) = (case.tokens, case.prev.is_none());
-    let matrix = |i: &Input| i.var.as_tensor().clone();
-    let is_vector = |i: usize| matches!(i, 1 | 2 | 3 | 5 | 7);
-    let p: [Tensor; 9] = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|i| if is_vector(i) { case.p[i].vector() } else { matrix(&case.p[i]) });
-    let prev = case.prev.as_ref().map(matrix);
-    let experts: Vec<Tensor> = case.experts.iter().map(matrix).collect();
-    let experts: Vec<&Tensor> = experts.iter().collect();
-    let biases = case.biases.vector();
-    let want: Route =
-        reference::route(&case.h.var, prev.as_ref(), params(&p, first), &biases, case.eps, pinned, Precision::F32).unwrap();
-    let out = reference::expert_ffn(&case.h.var, &want, &experts, case.skip, Precision::F32).unwrap();
+    let (want, out) = case.reference(pinned, Precision::F32);
     let d_out = Input::random(rng, tokens, case.h.cols, 0.0, 1.0);
     let d_state = Input::random(rng, tokens, case.p[0].rows, 0.0, 1.0);
     let store = pull_back(&[(&out, &d_out), (&want.state, &d_state)]);
@@ -96,7 +105,7 @@ fn check<B: Exact>(b: &B, rng: &mut Rng, case: &Case, pinned: Option<&PinnedRout
     let rows = b.rows(&batch).unwrap();
     let h = case.h.upload(b);
     let prev = case.prev.as_ref().map(|x| x.upload(b));
-    let p = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|i: usize| case.p[i].upload(b));
+    let p = case.upload_params(b);
     let biases = case.biases.upload(b);
 
     // The free choice, where it is not a matter of rounding.
@@ -233,7 +242,7 @@ fn padding_is_not_counted<B: Exact>(b: &B, _tolerance: f64) {
     let mut batch = random_batch(rng, 2, 3, 5, Rows::Plain);
     batch.valid = vec![false, true, true, true, true, false];
     let rows = b.rows(&batch).unwrap();
-    let p = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|i: usize| case.p[i].upload(b));
+    let p = case.upload_params(b);
     let routes = PinnedRoutes(vec![0, 0, 1, 2, 1, 1]);
     let (routing, ..) =
         b.route(&rows, &case.h.upload(b), None, params(&p, true), &case.biases.upload(b), 1e-5, Some(&routes)).unwrap();

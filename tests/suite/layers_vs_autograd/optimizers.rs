@@ -1,6 +1,6 @@
-//! muon and adamw against the formulas written with candle in f64, and Muon against `transformers`-era torch tensors.
+//! muon and adamw against the formulas written with candle in f64, and Muon against a run that torch recorded.
 
-use candle_core::{DType, Device, Tensor, safetensors};
+use candle_core::{Device, Tensor, safetensors};
 use zaya::tensor::backend::{AdamWStep, MuonItem, MuonStep};
 
 use super::harness::{Exact, Input, Rng, assert_buf, assert_close, host, on_every_backend};
@@ -128,7 +128,6 @@ fn adamw<B: Exact>(b: &B, tolerance: f64) {
             let root = (corrected(&v, s.beta2).sqrt().unwrap() + f64::from(s.eps)).unwrap();
             let update = (corrected(&m, s.beta1) / root).unwrap();
             w = ((w * (1.0 - lr * f64::from(s.weight_decay))).unwrap() - (update * lr).unwrap()).unwrap();
-            assert_eq!(w.dtype(), DType::F64);
             assert_buf("first moment", b, &mb, &m, tolerance);
             assert_buf("second moment", b, &vb, &v, tolerance);
             assert_buf("weight", b, &wb, &w, tolerance);

@@ -47,7 +47,7 @@ fn residual_scale<B: Exact>(b: &B, tolerance: f64) {
         let bufs = [0, 1, 2, 3].map(|i: usize| p[i].upload(b));
         let [s1, b1, s2, b2] = &bufs;
         let merge = Merge { branch_scale: s1, branch_bias: b1, stream_scale: s2, stream_bias: b2 };
-        let got = b.residual_scale(&branch_buf, &stream_buf, merge.clone()).unwrap();
+        let got = b.residual_scale(&branch_buf, &stream_buf, merge).unwrap();
         assert_buf("residual_scale", b, &got, &want, tolerance);
         let mut grads = [0, 1, 2, 3].map(|i: usize| Grad::of(b, &p[i], rng));
         let [g1, g2, g3, g4] = &mut grads;
