@@ -12,6 +12,7 @@ mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
 mod pretrain;
+mod program;
 mod recipe;
 mod reference_documents;
 mod reference_oracle;

@@ -11,7 +11,7 @@ use zaya::model::presets;
 use zaya::optim::balance::Rule;
 
 fn zaya(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_zaya")).arg("reshard").args(args).output().unwrap()
+    crate::program::zaya().arg("reshard").args(args).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -167,11 +167,7 @@ fn lists_inspects_and_verifies() {
 
 #[test]
 fn a_malformed_zaya_fail_is_refused_at_the_start() {
-    let out = Command::new(env!("CARGO_BIN_EXE_zaya"))
-        .args(["reshard", "ls", "."])
-        .env("ZAYA_FAIL", "ckpt.befor_manifest:kill")
-        .output()
-        .unwrap();
+    let out = crate::program::zaya().args(["reshard", "ls", "."]).env("ZAYA_FAIL", "ckpt.befor_manifest:kill").output().unwrap();
     assert_eq!(out.status.code(), Some(2));
     assert!(text(&out.stderr).contains("did you mean `ckpt.before_manifest`?"), "{}", text(&out.stderr));
 }

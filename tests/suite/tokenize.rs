@@ -380,7 +380,7 @@ fn workers_change_nothing_and_order_is_the_order_given() {
 }
 
 fn zaya(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_zaya")).current_dir(dir).args(args).output().unwrap()
+    crate::program::zaya().current_dir(dir).args(args).output().unwrap()
 }
 
 fn program_dir() -> TempDir {

@@ -78,7 +78,7 @@ fn what_cannot_be_learnt_is_refused() {
 }
 
 fn zaya(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_zaya")).current_dir(dir).args(args).output().unwrap()
+    crate::program::zaya().current_dir(dir).args(args).output().unwrap()
 }
 
 #[test]

@@ -27,8 +27,7 @@ const TIMES: [&str; 5] = ["tokens_per_s", "step_time_s", "data_time_s", "mfu", "
 
 /// The program under test.
 fn zaya() -> Command {
-    let path = std::env::var_os("ZAYA").unwrap_or_else(|| env!("CARGO_BIN_EXE_zaya").into());
-    let mut command = Command::new(path);
+    let mut command = crate::program::zaya();
     for name in ["ZAYA_FAIL", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"] {
         command.env_remove(name);
     }

@@ -9,7 +9,7 @@ use zaya::recipe::schema::KEYS;
 use super::*;
 
 fn pretrain(args: &[&str]) -> (Output, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_zaya")).arg("pretrain").args(args).output().unwrap();
+    let output = crate::program::zaya().arg("pretrain").args(args).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     (output, out, err)

@@ -1,0 +1,72 @@
+# zaya. `make help` lists what can be done here.
+#
+# ZAYA=path/to/zaya uses that executable instead of building one. CARGO_TARGET_DIR is honoured.
+
+SHELL = /bin/sh
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+BUILT := $(TARGET)/release/zaya
+# Nothing is resolved anew: the crates are those of Cargo.lock, and so is the demo's text.
+CARGO := cargo
+LOCKED := --release --locked --target-dir "$(TARGET)"
+
+# The executable that the targets below use.
+PROGRAM := $(or $(ZAYA),$(BUILT))
+# What is needed to have it.
+ifdef ZAYA
+READY := given
+else
+READY := build
+endif
+export ZAYA
+
+.PHONY: build given demo demo-data test test-all bench static lint clean help setup
+
+build: setup ## Build the executable (target/release/zaya); the default
+	$(CARGO) build $(LOCKED)
+
+demo: $(READY) ## Train a small model on real text, kill it, resume it, evaluate it, let it write, export it: about 3 minutes
+	@scripts/demo-data.sh "$(PROGRAM)"
+	@scripts/demo.sh "$(PROGRAM)"
+
+demo-data: $(READY) ## Only the demo's data: tokenizer and token shards in demo/
+	@scripts/demo-data.sh "$(PROGRAM)"
+
+test: setup $(filter given,$(READY)) ## Run the tests: exactly what CI runs
+	$(CARGO) test $(LOCKED)
+
+test-all: setup $(filter given,$(READY)) ## Run the tests and the long sweeps
+	$(CARGO) test $(LOCKED) -- --include-ignored
+
+bench: demo-data ## Train the 15 M parameter benchmark model for 50 steps: tokens/s and MFU
+	@scripts/bench.sh "$(PROGRAM)"
+
+# A build of its own, in a folder of its own, so that it does not make the other one stale.
+static: setup ## Build a fully static executable (target/static/...), CPU only
+	@host=$$(rustc -vV | sed -n 's/^host: //p'); \
+	RUSTFLAGS="$$RUSTFLAGS -C target-feature=+crt-static" \
+	    $(CARGO) build --release --locked --target-dir "$(TARGET)/static" --target "$$host" && \
+	program="$(TARGET)/static/$$host/release/zaya" && \
+	if LC_ALL=C ldd "$$program" 2>&1 | grep -Eq 'statically linked|not a dynamic executable'; then \
+	    "$$program" --version && echo "$$program: statically linked"; \
+	else \
+	    echo "error: $$program is not static:" >&2; ldd "$$program" >&2; exit 1; \
+	fi
+
+lint: setup ## Check format and clippy's opinion, warnings being errors
+	$(CARGO) fmt --check
+	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
+
+clean: ## Delete what was built, the demo's folder and the benchmark's runs
+	$(CARGO) clean --target-dir "$(TARGET)"
+	rm -rf demo runs/bench
+
+help: ## This list
+	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
+	    printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+# What a build needs beside Rust: a C compiler, for three of the crates, and the linker.
+setup:
+	@scripts/setup.sh
+
+given:
+	@command -v "$(ZAYA)" >/dev/null || { echo "error: ZAYA=$(ZAYA) is no executable" >&2; exit 2; }
