@@ -64,7 +64,7 @@ pub const KEYS: &[Key] = &[
     key("data.sources.*.weight", Number(NotNegative), Value("1.0"), SAMPLES, "Share of the samples, relative to the other sources' weights."),
     key("data.validation.*.name", Text, Absent("file name of the first shard"), Free, "Name of the held-out set in metrics; unique."),
     key("data.validation.*.path", Paths, Required, Free, "Token shards of the held-out set, as in `data.sources`."),
-    key("data.document_mask", Bool, Value("false"), LOSS, "Whether documents that share a sequence are hidden from each other: attention, convolutions and value shift begin anew with each document."),
+    key("data.document_mask", Bool, Value("false"), LOSS, "Whether documents that share a sequence are hidden from each other: attention, convolutions and value shift begin anew with each document, and its first token is left out of the loss."),
     key("data.eod_mask_loss", Bool, Value("false"), LOSS, "Whether the first token of a document is left out of the loss (nothing before it could foretell it)."),
 
     key("train.steps", Integer { min: 1, max: ANY }, Absent("from `train.tokens`"), NEW_CURVE, "Optimizer steps of the run. Give this or `train.tokens`."),

@@ -28,7 +28,7 @@ fn numbered(prefix: &Path, first: u32, lengths: &[u32]) -> PathBuf {
 const SEVENTEEN: [u32; 17] = [9, 1, 14, 3, 22, 6, 6, 2, 31, 5, 8, 1, 17, 4, 12, 7, 20];
 
 fn config(seq_len: usize, batch_sequences: usize) -> LoaderConfig {
-    LoaderConfig { seed: 1234, seq_len, batch_sequences, document_mask: true, vocab_size: 1_000_000 }
+    LoaderConfig { seed: 1234, seq_len, batch_sequences, document_mask: true, eod_mask_loss: false, vocab_size: 1_000_000 }
 }
 
 fn source(name: &str, weight: f64, path: PathBuf) -> SourceSpec {
