@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use zaya::checkpoint::{self, Checkpoint, Contents, Dtype, Meta, SaveOptions};
 use zaya::model::params::ParamTable;

@@ -1,6 +1,6 @@
 //! `zaya pretrain --dry-run`, and the documentation.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use zaya::error::exit_code;
 use zaya::recipe::doc;
