@@ -10,14 +10,13 @@
 //! | [`order`] | bijective shuffles and the hash under them |
 //! | [`source`] | the endless stream of training samples of one dataset |
 //! | [`mixture`] | which source gives the next sample |
-//! | [`loader`], [`prefetch`], [`validation`] | batches |
+//! | [`loader`], [`validation`] | batches |
 
 pub mod build;
 pub mod dataset;
 pub mod loader;
 pub mod mixture;
 pub mod order;
-pub mod prefetch;
 pub mod shard;
 pub mod sidecar;
 pub mod source;

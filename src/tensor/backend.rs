@@ -46,7 +46,8 @@ pub struct Batch {
     pub labels: Vec<i64>,
     /// `false` = padding: hidden from attention, from convolutions and from expert counts. Empty = all real.
     pub valid: Vec<bool>,
-    /// Row's document begins at this position of its sequence (document masking). Empty = one document a sequence.
+    /// Row's document begins at this row of its sequence within the batch; 0 = here or before, in the cache (document
+    /// masking). Empty = one document a sequence.
     pub doc_start: Vec<u32>,
 }
 

@@ -3,10 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use zaya::data::dataset::Dataset;
-use zaya::data::prefetch::Prefetch;
 use zaya::data::shard::{Shard, TokenType};
 use zaya::data::writer::ShardWriter;
 use zaya::data::{Loader, LoaderConfig, SourceSpec, ValidationSet};
@@ -183,21 +181,6 @@ fn a_later_stage_goes_on_where_the_earlier_one_stopped() {
     let one = Loader::open(config(8, 2), &[source("a", 1.0, path.clone())]).unwrap();
     let two = Loader::open(config(8, 2), &[SourceSpec { first_sample: 10, ..source("a", 1.0, path) }]).unwrap();
     assert!(same(&two.batch(0, 0..2).unwrap(), &one.batch(5, 0..2).unwrap()));
-}
-
-#[test]
-fn prefetching_reads_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    let loader =
-        Arc::new(Loader::open(config(8, 5), &[source("a", 1.0, numbered(&dir.path().join("a"), 0, &SEVENTEEN))]).unwrap());
-    let ahead: Vec<Batch> = Prefetch::new(loader.clone(), 3..9, 2, 4).map(Result::unwrap).collect();
-    assert_eq!(ahead.len(), 6 * 3);
-    for (i, batch) in ahead.iter().enumerate() {
-        let (step, start) = (3 + i as u64 / 3, i % 3 * 2);
-        assert!(same(batch, &loader.batch(step, start..(start + 2).min(5)).unwrap()));
-    }
-    // Dropped early, it ends.
-    drop(Prefetch::new(loader, 0..u64::MAX / 8, 1, 2));
 }
 
 #[test]

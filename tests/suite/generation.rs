@@ -32,7 +32,7 @@ fn cached_decoding_equals_transformers() {
     let ids: Vec<u32> = host(&io["input_ids"]).iter().map(|v| *v as u32).collect();
     let (seq, vocab) = (ids.len() / 2, 256);
     let mut cache = model.cache();
-    let mut got = vec![vec![], vec![]];
+    let mut got = [vec![], vec![]];
     let mut past = 0;
     for n in std::iter::once(20).chain(std::iter::repeat_n(1, seq - 20)) {
         let part = [&ids[past..past + n], &ids[seq + past..seq + past + n]].concat();
