@@ -14,7 +14,7 @@ vocabulary=2048
 # Crates of generated tables and bindings: millions of lines that teach nothing.
 generated='libc linux-raw-sys'
 # Held out for validation, by name, so that no other version of one is trained on.
-held_out='bytemuck either itoa smallvec'
+held_out='either itoa smallvec'
 # In 512-byte blocks; larger files are mostly tables.
 max_blocks=128
 
