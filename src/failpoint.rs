@@ -125,7 +125,7 @@ pub fn init() -> Result<()> {
     let plan = Plan::parse(&text)?;
     if PLAN.set(plan).is_ok() {
         ARMED.store(true, Ordering::Relaxed);
-        eprintln!("failpoints are armed: ZAYA_FAIL={text}");
+        tell!("failpoints are armed: ZAYA_FAIL={text}");
     }
     Ok(())
 }
@@ -175,7 +175,7 @@ fn pass(name: &str, number: Option<u64>) -> Result<WriteFault> {
 }
 
 fn perform(name: &str, action: Action) -> Result<WriteFault> {
-    eprintln!("failpoint {name}: {action:?}");
+    tell!("failpoint {name}: {action:?}");
     match action {
         Action::Kill => {
             // SIGKILL and not abort(): no handler, no destructor and no buffer gets a chance, as with `kill -9`.

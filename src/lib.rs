@@ -1,5 +1,8 @@
 //! `zaya`: pretraining of ZAYA mixture-of-experts models. The map of the rooms is in `docs/ARCHITECTURE.md`.
 
+#[macro_use]
+mod print;
+
 pub mod checkpoint;
 pub mod cli;
 pub mod data;

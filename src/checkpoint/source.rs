@@ -33,14 +33,14 @@ impl ModelSource {
         }
         if path.join("config.json").is_file() && !path.join(MANIFEST).is_file() {
             let model = hf::load(path)?;
-            model.notes.iter().for_each(|n| eprintln!("note: {n}"));
+            model.notes.iter().for_each(|n| tell!("note: {n}"));
             return Ok(Self::HuggingFace(Box::new(model)));
         }
         let found = locate(path)?;
-        found.skipped.iter().for_each(|s| eprintln!("warning: {s}"));
+        found.skipped.iter().for_each(|s| tell!("warning: {s}"));
         let checkpoint = found.checkpoint.ok_or_else(|| bad_input(format!("{} holds no valid checkpoint", path.display())))?;
         if checkpoint.dir() != path {
-            eprintln!("reading {}", checkpoint.dir().display());
+            tell!("reading {}", checkpoint.dir().display());
         }
         let table = ParamTable::new(&checkpoint.meta().model);
         Ok(Self::Checkpoint { checkpoint: Box::new(checkpoint), table })
@@ -90,6 +90,20 @@ impl ModelSource {
                 recipe::load_resolved(&checkpoint.dir().display().to_string(), &checkpoint.meta().recipe).ok()
             }
         }
+    }
+
+    /// Tells the user when `tokenizer` is not the file that the model was trained with, where the model says which that is.
+    pub fn warn_of_other_tokenizer(&self, tokenizer: &Path) -> Result<()> {
+        let Self::Checkpoint { checkpoint, .. } = self else { return Ok(()) };
+        if let Some(hash) = &checkpoint.meta().tokenizer_hash
+            && crate::text::tokenizer_sha256(tokenizer)? != *hash
+        {
+            tell!(
+                "warning: {} is not the tokenizer that the model was trained with: its ids mean other text",
+                tokenizer.display()
+            );
+        }
+        Ok(())
     }
 
     /// The model's `tokenizer.json`: beside a Hugging Face model, in a checkpoint's run directory, or where the recipe had

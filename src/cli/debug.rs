@@ -1,6 +1,5 @@
 //! `zaya debug`: look inside a model.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -83,12 +82,15 @@ fn forward(args: Forward, backend: BackendName) -> Result<u8> {
         precision,
         want_grads: args.grads.is_some(),
     };
+    for path in std::iter::once(&args.out).chain(&args.grads) {
+        super::claim_output(path)?;
+    }
     let trace = match backend {
         BackendName::Cpu => inspect::trace_cpu(&request)?,
         BackendName::Candle => inspect::trace_candle(&request)?,
     };
     if let Some(loss) = trace.tensors.get("loss") {
-        println!("loss {:.7}", loss.to_vec1::<f32>()?[0]);
+        say!("loss {:.7}", loss.to_vec1::<f32>()?[0]);
     }
     save(&args.out, trace.tensors)?;
     if let Some(path) = &args.grads {
@@ -99,8 +101,9 @@ fn forward(args: Forward, backend: BackendName) -> Result<u8> {
 
 fn save(path: &Path, tensors: Tensors) -> Result<()> {
     let count = tensors.len();
-    let tensors: HashMap<_, _> = tensors.into_iter().collect();
-    candle_core::safetensors::save(&tensors, path).with_context(|| format!("writing {}", path.display()))?;
-    println!("{count} tensors in {}", path.display());
+    // Into the file as it is (a link, a pipe), not over it.
+    let bytes = safetensors::serialize(tensors, None)?;
+    std::fs::write(path, bytes).with_context(|| format!("writing {}", path.display()))?;
+    say!("{count} tensors in {}", path.display());
     Ok(())
 }

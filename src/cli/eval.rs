@@ -61,6 +61,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     if args.batch == 0 || args.seq_len == Some(0) {
         return Err(bad_input("--batch and --seq-len must be at least 1"));
     }
+    let output = claim_output(&args.output)?;
     let source = ModelSource::open(&args.model)?;
     let context = source.config().max_position_embeddings;
     if let Some(n) = args.seq_len.filter(|n| *n > context) {
@@ -85,7 +86,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
                 score(&Candle::new(source.config().clone(), source.precision())?, &source, &args.data, &options)
             }
         }?;
-        write(&args, &options, &scores)?;
+        write(&args, &output, &options, &scores)?;
         Ok(exit_code::OK)
     })
 }
@@ -94,16 +95,26 @@ fn score<E: Engine>(engine: &E, source: &ModelSource, data: &[PathBuf], options:
     let params = source.params(engine.backend())?;
     perplexity(engine, &params, source.config().vocab_size, data, options, |s| {
         let bpb = s.bits_per_byte.map_or("unknown".to_string(), |b| format!("{b:.4}"));
-        println!(
+        say!(
             "{}: loss {:.4}, perplexity {:.3}, bits per byte {bpb}, {} tokens",
-            s.data, s.loss, s.perplexity, s.tokens_predicted
+            s.data,
+            s.loss,
+            s.perplexity,
+            s.tokens_predicted
         );
     })
 }
 
-fn write(args: &Args, options: &Options, scores: &[Score]) -> Result<()> {
-    let path =
-        if args.output.extension().is_some_and(|e| e == "json") { args.output.clone() } else { args.output.join("results.json") };
+/// The file that the results go to. That it can be written is found out before the work, not after it.
+fn claim_output(output: &Path) -> Result<PathBuf> {
+    let path = if output.extension().is_some_and(|e| e == "json") { output.to_path_buf() } else { output.join("results.json") };
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(|e| super::unwritable(&path, &e))?;
+    super::claim_output(&path)?;
+    Ok(path)
+}
+
+fn write(args: &Args, path: &Path, options: &Options, scores: &[Score]) -> Result<()> {
     let results = json!({
         "model": args.model.display().to_string(),
         "zaya_version": env!("CARGO_PKG_VERSION"),
@@ -111,10 +122,7 @@ fn write(args: &Args, options: &Options, scores: &[Score]) -> Result<()> {
         "config": {"seq_len": options.seq_len, "document_mask": options.document_mask},
     });
     let text = serde_json::to_string_pretty(&results)? + "\n";
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&path, text))
-        .with_context(|| format!("writing the results to {}", path.display()))?;
-    println!("results in {}", path.display());
+    std::fs::write(path, text).with_context(|| format!("writing the results to {}", path.display()))?;
+    say!("results in {}", path.display());
     Ok(())
 }

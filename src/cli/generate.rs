@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Text to continue.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// Randomness: 0 = always the likeliest token, 1 = the model's own probabilities.
     #[arg(long, default_value_t = 0.8)]
@@ -30,8 +30,10 @@ pub struct Args {
     /// Draw only from the likeliest tokens that together reach this probability.
     #[arg(long, default_value_t = 0.95)]
     top_p: f64,
+    /// Tokens to add, at most.
     #[arg(long, default_value_t = 128)]
     max_tokens: usize,
+    /// Another seed draws another text.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// tokenizer.json; by default the model's own.
@@ -55,6 +57,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     };
     let tokenizer = Tokenizer::from_file(&path)
         .map_err(|e| bad_input(format!("{} is not a Hugging Face tokenizer.json: {e}", path.display())))?;
+    source.warn_of_other_tokenizer(&path)?;
     let prompt = encode(&tokenizer, &args, &source)?;
     super::in_pool(args.threads, || match backend {
         BackendName::Cpu => {
@@ -125,7 +128,7 @@ fn say(model: &mut dyn Continue, args: &Args, source: &ModelSource, tokenizer: &
     let text = decode(&ids)?;
     writeln!(out, "{}", text.strip_prefix(shown.as_str()).unwrap_or(""))?;
     if end == End::ContextFull {
-        eprintln!("note: the model's context of {context} tokens is full");
+        tell!("note: the model's context of {context} tokens is full");
     }
     Ok(exit_code::OK)
 }

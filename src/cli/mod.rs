@@ -7,6 +7,8 @@ pub mod pretrain;
 pub mod reshard;
 pub mod tokenize;
 
+use std::path::Path;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -63,4 +65,14 @@ fn in_pool<R: Send>(threads: Option<usize>, f: impl FnOnce() -> Result<R> + Send
         pool = pool.num_threads(n);
     }
     pool.build()?.install(f)
+}
+
+/// Sees to it before the work that its outcome can be written: opens `path` as it is, and creates it where it is not there.
+fn claim_output(path: &Path) -> Result<()> {
+    std::fs::File::options().create(true).append(true).open(path).map_err(|e| unwritable(path, &e))?;
+    Ok(())
+}
+
+fn unwritable(path: &Path, e: &std::io::Error) -> anyhow::Error {
+    crate::error::bad_input(format!("{} cannot be written: {e}; choose another place for the output", path.display()))
 }

@@ -80,7 +80,7 @@ pub fn load_recipe(args: &Args) -> Result<Recipe> {
 pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     let recipe = load_recipe(&args)?;
     for warning in &recipe.warnings {
-        eprintln!("warning: {warning}");
+        tell!("warning: {warning}");
     }
     if args.dry_run {
         return dry_run(&recipe);
@@ -107,7 +107,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
             (format!("stopped by a signal, saved; go on with --resume; the run is in {dir}"), code)
         }
     };
-    eprintln!("{text}");
+    tell!("{text}");
     Ok(code)
 }
 

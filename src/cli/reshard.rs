@@ -94,6 +94,9 @@ fn convert(
 ) -> Result<u8> {
     check_output(output, Some(from))?;
     let source = ModelSource::open(from)?;
+    if let Some(path) = &tokenizer {
+        source.warn_of_other_tokenizer(path)?;
+    }
     match (to, &source) {
         (Format::Hf, _) => {
             let dtype = match (dtype, &source) {
@@ -104,14 +107,14 @@ fn convert(
             let options =
                 hf::SaveOptions { dtype, tokenizer: tokenizer.or_else(|| source.tokenizer()), ..hf::SaveOptions::default() };
             let saved = hf::save(output, source.config(), &options, |id| source.read(id))?;
-            saved.notes.iter().for_each(|n| eprintln!("note: {n}"));
+            saved.notes.iter().for_each(|n| tell!("note: {n}"));
             let (size, files) = (HumanBytes(saved.tensor_bytes), saved.files.join(", "));
-            println!("{}: Hugging Face model, {}, {size}: {files}", output.display(), dtype.name());
+            say!("{}: Hugging Face model, {}, {size}: {files}", output.display(), dtype.name());
         }
         (Format::Zck, ModelSource::Checkpoint { checkpoint, .. }) => {
             let options = RepackOptions { weights_dtype: dtype, weights_only, ..RepackOptions::default() };
             let done = repack(checkpoint, output, &options)?;
-            println!(
+            say!(
                 "{}: step {}, {} tensors, {} ({} tensors left out)",
                 output.display(),
                 checkpoint.meta().step,
@@ -123,7 +126,7 @@ fn convert(
         (Format::Zck, ModelSource::HuggingFace(model)) => {
             let dtype = dtype.unwrap_or(Dtype::F32);
             let done = from_weights(&model.config, output, dtype, &mut |id| model.read(id), &Default::default())?;
-            println!("{}: weights only, {} tensors, {}", output.display(), done.tensors, HumanBytes(done.bytes));
+            say!("{}: weights only, {} tensors, {}", output.display(), done.tensors, HumanBytes(done.bytes));
         }
     }
     Ok(exit_code::OK)
@@ -133,11 +136,11 @@ fn convert(
 fn open(path: &Path) -> Result<Checkpoint> {
     let found = checkpoint::locate(path)?;
     for sentence in &found.skipped {
-        eprintln!("warning: {sentence}");
+        tell!("warning: {sentence}");
     }
     let checkpoint = found.checkpoint.ok_or_else(|| bad_input(format!("{} holds no valid checkpoint", path.display())))?;
     if checkpoint.dir() != path {
-        eprintln!("reading {}", checkpoint.dir().display());
+        tell!("reading {}", checkpoint.dir().display());
     }
     Ok(checkpoint)
 }
@@ -160,11 +163,11 @@ fn verify(dir: &Path) -> Result<u8> {
     let one = |dir: &Path| -> bool {
         match Checkpoint::open(dir).and_then(|c| c.verify().map(|()| c)) {
             Ok(c) => {
-                println!("{}: valid: {}", dir.display(), summary(&c));
+                say!("{}: valid: {}", dir.display(), summary(&c));
                 true
             }
             Err(e) => {
-                println!("{}: NOT VALID: {e:#}", dir.display());
+                say!("{}: NOT VALID: {e:#}", dir.display());
                 false
             }
         }
@@ -185,20 +188,20 @@ fn ls(run_dir: &Path) -> Result<u8> {
     let root = root_of(run_dir)?;
     let steps = checkpoint::list(&root)?;
     if steps.is_empty() {
-        println!("{} holds no checkpoint", run_dir.display());
+        say!("{} holds no checkpoint", run_dir.display());
         return Ok(exit_code::OK);
     }
-    println!("{:>10} {:>16} {:>12} {:>10}  written", "step", "tokens", "size", "contents");
+    say!("{:>10} {:>16} {:>12} {:>10}  written", "step", "tokens", "size", "contents");
     for step in steps {
         match Checkpoint::open(&root.join(checkpoint::step_dir(step))) {
-            Ok(c) => println!(
+            Ok(c) => say!(
                 "{step:>10} {:>16} {:>12} {:>10}  {}",
                 HumanCount(c.meta().tokens_seen).to_string(),
                 HumanBytes(c.manifest().total_bytes()).to_string(),
                 contents_name(c.contents()),
                 age(c.manifest().written_unix_s)
             ),
-            Err(e) => println!("{step:>10} not a valid checkpoint: {e:#}"),
+            Err(e) => say!("{step:>10} not a valid checkpoint: {e:#}"),
         }
     }
     Ok(exit_code::OK)
@@ -208,28 +211,28 @@ fn inspect(dir: &Path, tensors: bool) -> Result<u8> {
     let c = open(dir)?;
     let m = c.manifest();
     let or_unknown = |s: &Option<String>| s.clone().unwrap_or_else(|| "unknown".into());
-    println!("folder       {}", c.dir().display());
-    println!("contents     {} (format {} version {})", contents_name(m.contents), m.format, m.version);
-    println!("step         {}", m.meta.step);
-    println!("tokens seen  {}", HumanCount(m.meta.tokens_seen));
-    println!("written      {}, by {}", age(m.written_unix_s), m.tool);
-    println!("model hash   {}", m.model_hash);
-    println!("tokenizer    {}", or_unknown(&m.meta.tokenizer_hash));
-    println!("data         {}", or_unknown(&m.meta.data_fingerprint));
-    println!("loader       {}", m.meta.loader);
+    say!("folder       {}", c.dir().display());
+    say!("contents     {} (format {} version {})", contents_name(m.contents), m.format, m.version);
+    say!("step         {}", m.meta.step);
+    say!("tokens seen  {}", HumanCount(m.meta.tokens_seen));
+    say!("written      {}, by {}", age(m.written_unix_s), m.tool);
+    say!("model hash   {}", m.model_hash);
+    say!("tokenizer    {}", or_unknown(&m.meta.tokenizer_hash));
+    say!("data         {}", or_unknown(&m.meta.data_fingerprint));
+    say!("loader       {}", m.meta.loader);
     for (name, value) in &m.meta.scalars {
-        println!("scalar       {name} = {value}");
+        say!("scalar       {name} = {value}");
     }
     for (what, optimizer) in [("weights", false), ("optimizer", true)] {
         let of_kind: Vec<&Entry> = m.entries.iter().filter(|e| is_optimizer(&e.name) == optimizer).collect();
         let numbers: u64 = of_kind.iter().map(|e| e.shape.iter().product::<usize>() as u64).sum();
         let bytes: u64 = of_kind.iter().flat_map(|e| &e.parts).map(|p| p.bytes[1] - p.bytes[0]).sum();
-        println!("{what:<12} {} tensors, {} numbers, {}", of_kind.len(), HumanCount(numbers), HumanBytes(bytes));
+        say!("{what:<12} {} tensors, {} numbers, {}", of_kind.len(), HumanCount(numbers), HumanBytes(bytes));
     }
-    println!("files        {}, {}", m.files.len(), HumanBytes(m.total_bytes()));
+    say!("files        {}, {}", m.files.len(), HumanBytes(m.total_bytes()));
     if tensors {
         for e in &m.entries {
-            println!("{:<4} {:<20} {:>3} parts  {}", e.dtype.name(), format!("{:?}", e.shape), e.parts.len(), e.name);
+            say!("{:<4} {:<20} {:>3} parts  {}", e.dtype.name(), format!("{:?}", e.shape), e.parts.len(), e.name);
         }
     }
     Ok(exit_code::OK)

@@ -146,7 +146,7 @@ pub fn run(args: Args) -> Result<u8> {
     };
     let seconds = begin.elapsed().as_secs_f64();
     bar.bar.finish_and_clear();
-    println!("{summary} ({seconds:.1} s, {}/s)", HumanBytes((total as f64 / seconds.max(1e-3)) as u64));
+    say!("{summary} ({seconds:.1} s, {}/s)", HumanBytes((total as f64 / seconds.max(1e-3)) as u64));
     Ok(exit_code::OK)
 }
 
@@ -210,7 +210,7 @@ impl Watcher for Bar {
     }
 
     fn warn(&mut self, text: &str) {
-        self.bar.suspend(|| eprintln!("warning: {text}"));
+        self.bar.suspend(|| tell!("warning: {text}"));
     }
 }
 

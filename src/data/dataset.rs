@@ -24,6 +24,7 @@ impl Dataset {
             return Err(bad_input("a data source lists no token shards: give at least one path"));
         }
         let shards: Vec<Shard> = paths.iter().map(|p| Shard::open(p)).collect::<Result<_>>()?;
+        shards.iter().try_for_each(Shard::check_index)?;
         let mut known = shards.iter().filter_map(|s| Some((s.bin_path(), &s.sidecar()?.tokenizer)));
         if let Some((first, tokenizer)) = known.next()
             && let Some((other, _)) = known.find(|(_, t)| t.sha256 != tokenizer.sha256)

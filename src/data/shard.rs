@@ -169,6 +169,40 @@ impl Shard {
         &self.idx
     }
 
+    /// Reads the whole index: lengths, places and documents must follow from one another, as every writer of the format has
+    /// them. Without this a damaged index would quietly train on other text.
+    pub fn check_index(&self) -> Result<()> {
+        let size = self.token_type.bytes();
+        let (places, documents) = (HEADER_BYTES + 4 * self.num_sequences, HEADER_BYTES + 12 * self.num_sequences);
+        let damaged = |what: String| {
+            bad_input(format!(
+                "token shard {} is damaged: {what} in its .idx; tokenize again, or restore the file",
+                self.bin_path.display()
+            ))
+        };
+        let mut place = 0;
+        for s in 0..self.num_sequences {
+            let at = (HEADER_BYTES + 4 * s) as usize;
+            let length = i32::from_le_bytes(self.idx[at..at + 4].try_into().expect("four bytes"));
+            if length < 0 || read_u64(&self.idx, places + 8 * s) != place {
+                return Err(damaged(format!("sequence {s} has a length or place that does not follow from those before")));
+            }
+            place += length as u64 * size;
+        }
+        if place != self.bin.len() as u64 {
+            return Err(damaged(format!("the lengths add up to {place} bytes, the .bin has {}", self.bin.len())));
+        }
+        let mut last = 0;
+        for d in 0..=self.num_documents {
+            let sequence = read_u64(&self.idx, documents + 8 * d);
+            if sequence < last || sequence > self.num_sequences || (d == 0 && sequence != 0) {
+                return Err(damaged(format!("document {d} begins at sequence {}", sequence as i64)));
+            }
+            last = sequence;
+        }
+        Ok(())
+    }
+
     /// Where document `d` begins, in tokens from the start of the `.bin`; `d = num_documents` gives the end.
     pub fn document_start(&self, d: u64) -> Result<u64> {
         let docs_at = HEADER_BYTES + 12 * self.num_sequences;

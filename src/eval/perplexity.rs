@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::data::ValidationSet;
@@ -52,7 +52,7 @@ struct Quiet;
 impl Watcher for Quiet {
     fn progress(&mut self, _bytes: u64) {}
     fn warn(&mut self, text: &str) {
-        eprintln!("warning: {text}");
+        tell!("warning: {text}");
     }
 }
 
@@ -100,7 +100,7 @@ pub fn perplexity<E: Engine>(
         .iter()
         .enumerate()
         .map(|(i, path)| {
-            let set = open(path, i, vocab_size, options, scratch.path())?;
+            let set = open(path, i, vocab_size, options, scratch.path()).with_context(|| format!("--data {}", path.display()))?;
             Ok(NamedSet { name: path.display().to_string(), set })
         })
         .collect::<Result<Vec<_>>>()?;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use candle_core::{DType, Device, Tensor, safetensors::MmapedSafetensors};
+use candle_core::safetensors::MmapedSafetensors;
+use safetensors::Dtype;
 
 use crate::error::bad_input;
 use crate::model::ModelConfig;
@@ -34,12 +35,25 @@ fn integers(file: &MmapedSafetensors, path: &Path, name: &str) -> Result<Option<
         return Ok(None);
     }
     let at = || format!("{}: tensor `{name}`", path.display());
-    let tensor: Tensor = file.load(name, &Device::Cpu).with_context(at)?;
-    if !matches!(tensor.dtype(), DType::U8 | DType::U32 | DType::I16 | DType::I32 | DType::I64) {
-        return Err(bad_input(format!("{} holds {:?}, expected integers (I64)", at(), tensor.dtype())));
+    let view = file.get(name).with_context(at)?;
+    let bytes = view.data();
+    macro_rules! read {
+        ($t:ty) => {
+            bytes.chunks_exact(size_of::<$t>()).map(|b| <$t>::from_le_bytes(b.try_into().expect("whole")) as i64).collect()
+        };
     }
-    let values = tensor.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
-    Ok(Some((tensor.dims().to_vec(), values)))
+    let values = match view.dtype() {
+        Dtype::I64 => read!(i64),
+        Dtype::I32 => read!(i32),
+        Dtype::U32 => read!(u32),
+        Dtype::I16 => read!(i16),
+        Dtype::U16 => read!(u16),
+        Dtype::I8 => read!(i8),
+        // A padding mask is often boolean.
+        Dtype::U8 | Dtype::BOOL => read!(u8),
+        other => return Err(bad_input(format!("{} holds {other:?}, expected integers (I64)", at()))),
+    };
+    Ok(Some((view.shape().to_vec(), values)))
 }
 
 /// Reads `input_ids` `[B, S]` (or `[S]`) and, where present, `labels` and `attention_mask` of the same shape. Other tensors

@@ -54,7 +54,7 @@ impl Progress {
             None => {
                 let due = self.last_plain.is_none_or(|t| t.elapsed() >= PLAIN_EVERY);
                 if due || shown.step >= self.total_steps {
-                    eprintln!("{line}");
+                    tell!("{line}");
                     self.last_plain = Some(Instant::now());
                 }
             }
@@ -64,8 +64,8 @@ impl Progress {
     /// Prints a line of its own above the bar.
     pub fn println(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| tell!("{text}")),
+            None => tell!("{text}"),
         }
     }
 

@@ -193,7 +193,8 @@ impl ExpertLoad {
         }
         let share = real.iter().filter(|c| **c > 0).map(|c| *c as f64 / routed as f64);
         let h: f64 = share.map(|p| -p * p.ln()).sum();
-        let entropy = if real.len() > 1 { h / (real.len() as f64).ln() } else { 1.0 };
+        // abs: a sum of nothing but -1 ln 1 is -0.
+        let entropy = if real.len() > 1 { h.abs() / (real.len() as f64).ln() } else { 1.0 };
         let busiest = real.iter().copied().max().unwrap_or(0) as f64;
         Self { fractions, entropy, max_violation: busiest * real.len() as f64 / routed as f64 - 1.0 }
     }

@@ -86,7 +86,7 @@ pub const KEYS: &[Key] = &[
     key("optimizer.clip", Number(NotNegative), Value("1.0"), FROM_HERE, "Largest global gradient norm; longer gradients are scaled down to it. 0 = never."),
 
     key("schedule.kind", Choice(SCHEDULES), Value("\"cosine\""), NEW_CURVE, "Shape after the linear warm-up. `cosine` and `linear` fall from `lr` to `min_lr` over the rest of the run; `constant` stays; `wsd` (warm-up, stable, decay) stays and falls linearly over the last `decay_steps`."),
-    key("schedule.lr", Number(Positive), Required, NEW_CURVE, "Highest learning rate, of Muon and AdamW alike."),
+    key("schedule.lr", Number(Positive), Value("6e-4"), NEW_CURVE, "Highest learning rate, of Muon and AdamW alike. The default is that of ZAYA1's first stage; small models want more."),
     key("schedule.min_lr", Number(NotNegative), Value("0.0"), NEW_CURVE, "Learning rate at the end; at most `lr`. `constant` does not use it."),
     key("schedule.warmup_steps", Integer { min: 0, max: ANY }, Absent("from `warmup_tokens`, else 0"), NEW_CURVE, "Steps of linear warm-up. May be longer than the run (with a warning)."),
     key("schedule.warmup_tokens", Tokens { min: 0 }, Absent("from `warmup_steps`"), NEW_CURVE, "The same in tokens, rounded up to whole steps. Give at most one of the two."),

@@ -50,10 +50,12 @@ fn load_text(file: String, text: String, sets: &[String], base: impl FnOnce() ->
     let source = Source { file, text, sets: sets.to_vec() };
     let refuse = |problems: Vec<problems::Problem>| bad_input(source.report(problems));
     let mut root = raw::parse(&source.text).map_err(|p| refuse(vec![p]))?;
+    raw::spell_out(&mut root);
     let mut problems = Vec::new();
     for (i, set) in sets.iter().enumerate() {
         problems.extend(raw::apply_set(&mut root, i, set).err());
     }
+    raw::spell_out(&mut root);
     let checked = check::check(&root);
     problems.extend(checked.problems.iter().cloned());
     problems.extend(checked.contradictions());

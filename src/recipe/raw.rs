@@ -126,6 +126,31 @@ fn value_node(value: &Value, place: Place<'_>, fallback: Origin) -> Node {
     Node { origin, data }
 }
 
+/// Lists of data that may be written short: a path, or an array of paths, in place of an array of tables with a `path`.
+const SHORT_LISTS: [(&str, &str); 2] = [("data", "sources"), ("data", "validation")];
+
+/// Spells the short forms out: `sources = "x"` and `sources = ["x", "y"]` as `[[data.sources]]` with `path = "x"`, ...
+pub fn spell_out(root: &mut Node) {
+    let entry = |node: Node| match node.data {
+        Data::Text(_) => {
+            let origin = node.origin;
+            let path = Member { key: "path".into(), key_origin: origin, node };
+            Node { origin, data: Data::Table(vec![path]) }
+        }
+        _ => node,
+    };
+    for (outer, inner) in SHORT_LISTS {
+        let Some(list) = root.member_mut(outer).and_then(|m| m.node.member_mut(inner)) else { continue };
+        let node = &mut list.node;
+        let origin = node.origin;
+        node.data = match std::mem::replace(&mut node.data, Data::Bool(false)) {
+            Data::Array(nodes) => Data::Array(nodes.into_iter().map(entry).collect()),
+            data @ Data::Text(_) => Data::Array(vec![entry(Node { origin, data })]),
+            other => other,
+        };
+    }
+}
+
 /// Writes one `--set key.path=value` argument into the tree, as if it stood in the file in place of what is there.
 pub fn apply_set(root: &mut Node, index: usize, argument: &str) -> Result<(), Problem> {
     let origin = Origin::Set(index);

@@ -42,7 +42,7 @@ impl RunLock {
                 )));
             }
             Err(TryLockError::Error(e)) => {
-                eprintln!(
+                tell!(
                     "warning: {} cannot be locked ({e}): make sure yourself that no other process trains there",
                     path.display()
                 );

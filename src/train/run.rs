@@ -111,7 +111,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let table = ParamTable::new(&recipe.model);
         let seed = recipe.run.seed;
         if from.is_some() && options.init_from.is_some() {
-            eprintln!("note: --init-from is for step 0 only: the weights are those of the checkpoint");
+            tell!("note: --init-from is for step 0 only: the weights are those of the checkpoint");
         }
         let init = options.init_from.as_deref().filter(|_| from.is_none());
         let hf = init.map(|dir| open_init(dir, recipe)).transpose()?;
@@ -164,16 +164,16 @@ impl<'a, E: Engine> Run<'a, E> {
         let end = if until < total { Outcome::StopAt } else { Outcome::Finished };
         match self.resumed_from {
             Some(step) => {
-                eprintln!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen);
+                tell!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen);
                 if !self.finish_validation(step)? {
                     return Ok(self.stop.signalled().map_or(end, Outcome::Signal));
                 }
                 if step >= until {
-                    eprintln!("nothing left to do: step {step} is done, and the run ends at step {until}");
+                    tell!("nothing left to do: step {step} is done, and the run ends at step {until}");
                     return Ok(end);
                 }
             }
-            None => eprintln!("starting at step 0 of {total}"),
+            None => tell!("starting at step 0 of {total}"),
         }
         self.write_files()?;
         let cfg = StepConfig::of(self.recipe);
@@ -237,13 +237,13 @@ impl<'a, E: Engine> Run<'a, E> {
     /// A line that cannot be written (a full disk) does not end the run either.
     fn write_metrics(&mut self, line: &impl Serialize) {
         if let Err(e) = self.metrics.write(line) {
-            eprintln!("warning: {e:#}; training goes on without this line of metrics");
+            tell!("warning: {e:#}; training goes on without this line of metrics");
         }
     }
 
     fn sync_metrics(&self) {
         if let Err(e) = self.metrics.sync() {
-            eprintln!("warning: {e:#}");
+            tell!("warning: {e:#}");
         }
     }
 
@@ -294,7 +294,7 @@ impl<'a, E: Engine> Run<'a, E> {
         match self.try_save(&root) {
             Ok(saved) => {
                 self.saved_step = Some(self.state.step);
-                saved.notes.iter().for_each(|n| eprintln!("warning: {n}"));
+                saved.notes.iter().for_each(|n| tell!("warning: {n}"));
                 self.retain(&root);
                 Ok(())
             }
@@ -305,7 +305,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 if must {
                     return Err(e);
                 }
-                eprintln!("warning: {e:#}; training goes on, and the next checkpoint is tried as usual");
+                tell!("warning: {e:#}; training goes on, and the next checkpoint is tried as usual");
                 Ok(())
             }
         }
@@ -339,8 +339,8 @@ impl<'a, E: Engine> Run<'a, E> {
             protected: self.resumed_from.into_iter().collect(),
         };
         match checkpoint::retain(root, &policy) {
-            Ok(done) => done.notes.iter().for_each(|n| eprintln!("warning: {n}")),
-            Err(e) => eprintln!("warning: old checkpoints could not be looked through: {e:#}"),
+            Ok(done) => done.notes.iter().for_each(|n| tell!("warning: {n}")),
+            Err(e) => tell!("warning: old checkpoints could not be looked through: {e:#}"),
         }
     }
 

@@ -58,7 +58,7 @@ pub fn find_start(dir: &Path, options: &Options) -> Result<Option<Checkpoint>> {
     }
     let root = dir.join(CKPT_DIR);
     let found = checkpoint::latest_valid(&root)?;
-    found.skipped.iter().for_each(|s| eprintln!("warning: {s}"));
+    found.skipped.iter().for_each(|s| tell!("warning: {s}"));
     match found.checkpoint {
         Some(c) if c.contents() != Contents::Training => {
             Err(bad_input(format!("{} holds weights only, and no optimizer state to resume with", c.dir().display())))
@@ -70,7 +70,7 @@ pub fn find_start(dir: &Path, options: &Options) -> Result<Option<Checkpoint>> {
             found.skipped.len()
         ),
         None => {
-            eprintln!("--resume: {} holds no checkpoint yet, so this run starts at step 0", root.display());
+            tell!("--resume: {} holds no checkpoint yet, so this run starts at step 0", root.display());
             Ok(None)
         }
     }
@@ -89,7 +89,7 @@ pub fn check_resume(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
             differences.refused.join("\n  - ")
         )));
     }
-    differences.allowed.iter().for_each(|d| eprintln!("note: {d}"));
+    differences.allowed.iter().for_each(|d| tell!("note: {d}"));
     Ok(())
 }
 
@@ -110,10 +110,7 @@ pub fn open_init(dir: &Path, recipe: &Recipe) -> Result<hf::HfModel> {
         )));
     }
     if model.config != recipe.model {
-        eprintln!(
-            "note: {} was trained with other settings (RoPE, norms, skip mode or token ids); the recipe's hold",
-            dir.display()
-        );
+        tell!("note: {} was trained with other settings (RoPE, norms, skip mode or token ids); the recipe's hold", dir.display());
     }
     Ok(model)
 }

@@ -78,7 +78,7 @@ pub fn step<E: Engine>(
         bail!(
             "step {}: the loss ({}) or the gradient norm ({norm}) is not a finite number; nothing of this step was applied. \
              Resume from the last checkpoint with a lower learning rate, or look at the data of this step",
-            state.step,
+            state.step + 1,
             loss.sum
         );
     }

@@ -426,3 +426,22 @@ fn a_million_documents_open_at_once_and_seek_at_once() {
     let close = firsts.windows(2).filter(|w| (w[1] - w[0]).abs() == 1).count();
     assert!(close < 60, "{close} of 511 neighbours are neighbours in the file");
 }
+
+/// A bit anywhere in an index is found before anything trains on it.
+#[test]
+fn a_damaged_index_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let prefix = numbered(&dir.path().join("a"), 0, &SEVENTEEN);
+    let idx = dir.path().join("a.idx");
+    let intact = fs::read(&idx).unwrap();
+    Dataset::open(std::slice::from_ref(&prefix)).unwrap();
+    for at in 9..intact.len() {
+        let mut bytes = intact.clone();
+        bytes[at] ^= 2;
+        fs::write(&idx, &bytes).unwrap();
+        let refused = Dataset::open(std::slice::from_ref(&prefix));
+        // Documents may be joined to their neighbours: an empty one is legal.
+        let documents = intact.len() - 8 * 18;
+        assert!(refused.is_err() || at >= documents, "byte {at} of {}", intact.len());
+    }
+}

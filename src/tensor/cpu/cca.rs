@@ -249,18 +249,22 @@ pub fn backward(
     unfinish(&mut dq, d.q, &saved.q, n.q, None);
     unfinish(&mut dk, d.k, &saved.k, n.k, Some(p.temp));
     // dT = sum of (rotated-back dk) . (normed k before the temperature).
-    sum_over_rows(tokens, g.temp, |range, partial| {
-        let mut head = vec![0.0; n.head];
-        for t in range {
-            for (h, sum) in partial.iter_mut().enumerate() {
+    // One number for all tokens, and its terms cancel: summed in f64.
+    for (h, sum) in g.temp.iter_mut().enumerate() {
+        let terms: Vec<f64> = (0..tokens)
+            .into_par_iter()
+            .with_min_len(ROW_CHUNK)
+            .map(|t| {
                 let at = t * n.k + h * n.head;
-                head.copy_from_slice(&d.k[at..][..n.head]);
-                rope.rotate(&mut head, t % rows.seq, true);
+                let mut dk = d.k[at..][..n.head].to_vec();
+                rope.rotate(&mut dk, t % rows.seq, true);
                 let x = &saved.k[at..][..n.head];
-                *sum += lane_sum(n.head, |i| head[i] * x[i]) * (n.head as f32).sqrt() * inv_norm(x);
-            }
-        }
-    });
+                let dot: f64 = dk.iter().zip(x).map(|(d, x)| *d as f64 * *x as f64).sum();
+                dot * (n.head as f64).sqrt() * inv_norm(x) as f64
+            })
+            .collect();
+        *sum += terms.iter().sum::<f64>() as f32;
+    }
 
     // dy = [dq | dk] enters the second convolution.
     let mut dy = vec![0.0; tokens * n.c];
