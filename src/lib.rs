@@ -9,6 +9,7 @@ pub mod data;
 pub mod error;
 pub mod eval;
 pub mod failpoint;
+mod file_lock;
 pub mod hf;
 pub mod inspect;
 pub mod model;

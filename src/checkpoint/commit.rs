@@ -21,6 +21,7 @@ use super::names::{is_tmp_dir, step_dir, tmp_dir};
 use super::write::{Current, sync_dir, write_file, write_small};
 use super::{Checkpoint, LATEST, MANIFEST};
 use crate::failpoint::{self, WriteFault};
+use crate::file_lock;
 
 /// The lock that a save holds, so that two processes never write into one folder of checkpoints.
 const LOCK: &str = ".lock";
@@ -187,7 +188,7 @@ fn lock(root: &Path) -> Result<Option<File>> {
         .write(true)
         .open(&path)
         .with_context(|| format!("opening {}", path.display()))?;
-    match file.try_lock() {
+    match file_lock::try_lock(&file) {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => bail!("another process is saving into {} right now", root.display()),
         Err(TryLockError::Error(_)) => Ok(None),

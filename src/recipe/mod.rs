@@ -54,8 +54,8 @@ fn load_text(file: String, text: String, sets: &[String], base: impl FnOnce() ->
     let mut problems = Vec::new();
     for (i, set) in sets.iter().enumerate() {
         problems.extend(raw::apply_set(&mut root, i, set).err());
+        raw::spell_out(&mut root);
     }
-    raw::spell_out(&mut root);
     let checked = check::check(&root);
     problems.extend(checked.problems.iter().cloned());
     problems.extend(checked.contradictions());

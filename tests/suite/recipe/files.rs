@@ -135,7 +135,7 @@ fn set_errors_quote_the_argument() {
         ("data.sources.3.weight=1", "which has 1"),
         ("data.sources.x.weight=1", "which has 1"),
         ("data.sources.0.wieght=1", "did you mean `data.sources.0.weight`"),
-        ("data.sources=x", "is an array of tables"),
+        ("data.sources=3", "is an array of tables"),
         ("train=5", "`train` is a table"),
         ("train.seq_len=2048", "max_position_embeddings"),
         ("0=1", "unknown key `0`"),

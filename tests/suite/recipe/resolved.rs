@@ -77,8 +77,10 @@ fn defaults_of_the_schema_are_values_of_their_keys() {
             let strip = |mut r: Recipe| {
                 r.run.dir = PathBuf::new();
                 r.data.sources.clear();
-                if key.path == "train.micro_batch" {
-                    r.train.micro_batch = 0;
+                match key.path {
+                    "train.micro_batch" => r.train.micro_batch = 0,
+                    "schedule.lr" => r.schedule.lr = 0.0,
+                    _ => {}
                 }
                 r
             };

@@ -159,7 +159,7 @@ fn impossible_combinations_name_key_and_line() {
         ("model", "partial_rotary_factor = 0.1", "an odd number"),
         ("model", "attention = \"sliding\"", "sliding_window must be at least 1"),
         ("model", "attention = [\"full\"]", ""),
-        ("model", "pad_token_id = 4096", "vocab_size is 4096"),
+        ("model", "pad_token_id = 4096", "vocab_size is 2048"),
         ("model", "num_blocks = 4096", ""),
         ("model", "vocab_size = 2000000000", ""),
         ("model", "num_experts = 65536", ""),
@@ -226,9 +226,9 @@ fn vocabulary_must_hold_the_tokenizer() {
         std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
         recipe::load(&path, &[])
     };
-    tokenizer(4095).unwrap();
-    let error = format!("{:#}", tokenizer(4096).unwrap_err());
-    assert!(error.contains("`model.vocab_size` (4096) is too small") && error.contains("4097 rows"), "{error}");
+    tokenizer(2047).unwrap();
+    let error = format!("{:#}", tokenizer(2048).unwrap_err());
+    assert!(error.contains("`model.vocab_size` (2048) is too small") && error.contains("2049 rows"), "{error}");
     std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
     let error = format!("{:#}", recipe::load(&path, &[]).unwrap_err());
     assert!(error.contains("r.toml:15:1: `tokenizer.path`") && error.contains("is not a Hugging Face tokenizer.json"), "{error}");
