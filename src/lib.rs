@@ -9,7 +9,6 @@ pub mod data;
 pub mod error;
 pub mod eval;
 pub mod failpoint;
-mod file_lock;
 pub mod hf;
 pub mod inspect;
 pub mod model;

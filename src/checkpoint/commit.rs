@@ -21,10 +21,12 @@ use super::names::{is_tmp_dir, step_dir, tmp_dir};
 use super::write::{Current, sync_dir, write_file, write_small};
 use super::{Checkpoint, LATEST, MANIFEST};
 use crate::failpoint::{self, WriteFault};
-use crate::file_lock;
 
 /// The lock that a save holds, so that two processes never write into one folder of checkpoints.
 const LOCK: &str = ".lock";
+/// A child that is just being started holds copies of its parent's files until it runs its own program, so the lock may look
+/// taken for a moment although its holder is gone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// Where locks do not work, a temporary folder this old belongs to a dead writer.
 const DEAD_AFTER: Duration = Duration::from_secs(3600);
 
@@ -188,7 +190,13 @@ fn lock(root: &Path) -> Result<Option<File>> {
         .write(true)
         .open(&path)
         .with_context(|| format!("opening {}", path.display()))?;
-    match file_lock::try_lock(&file) {
+    let started = Instant::now();
+    let mut outcome = file.try_lock();
+    while matches!(outcome, Err(TryLockError::WouldBlock)) && started.elapsed() < LOCK_PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+        outcome = file.try_lock();
+    }
+    match outcome {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => bail!("another process is saving into {} right now", root.display()),
         Err(TryLockError::Error(_)) => Ok(None),

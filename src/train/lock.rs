@@ -7,7 +7,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::error::bad_input;
-use crate::file_lock;
 
 /// Locked while a process trains; holds its number. The operating system lets go of it however the process ends.
 pub const LOCK_FILE: &str = ".lock";
@@ -29,7 +28,7 @@ impl RunLock {
         let what = || format!("opening {}, by which a run keeps its directory for itself", path.display());
         let open = File::options().create(true).truncate(false).read(true).write(true).open(&path);
         let mut file = open.with_context(what)?;
-        match file_lock::try_lock(&file) {
+        match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut owner = String::new();
