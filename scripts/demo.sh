@@ -59,4 +59,4 @@ zaya generate --model "$run" --prompt 'impl Iterator for ' --max-tokens 200 --se
 heading "Export for Hugging Face transformers"
 zaya reshard --from "$run" --to hf --output demo/hf
 
-printf '\nTraining and all that followed took %s seconds. Everything lies in demo/.\n' $(($(date +%s) - begin))
+printf '\nThe demo took %s seconds. All of it lies in demo/.\n' $(($(date +%s) - begin))
