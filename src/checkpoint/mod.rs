@@ -38,7 +38,7 @@ pub use manifest::{Contents, Entry, FileEntry, Manifest, Meta, Part, model_hash}
 pub use names::{is_optimizer, opt_name, parse_step_dir, split_opt_name, step_dir, training_tensors, weight_tensors};
 pub use read::Checkpoint;
 pub use retain::{RetainPolicy, Retained, retain};
-pub use source::ModelSource;
+pub use source::{ModelSource, open_checkpoint};
 
 /// Folder of a run directory that holds its checkpoints.
 pub const CKPT_DIR: &str = "ckpt";

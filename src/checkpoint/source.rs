@@ -19,6 +19,20 @@ pub enum ModelSource {
     Checkpoint { checkpoint: Box<Checkpoint>, table: ParamTable },
 }
 
+/// The checkpoint that `path` means; tells on stderr what was passed over, and which one it is.
+///
+/// # Errors
+/// `BadInput` when there is no valid one.
+pub fn open_checkpoint(path: &Path) -> Result<Checkpoint> {
+    let found = locate(path)?;
+    found.skipped.iter().for_each(|s| tell!("warning: {s}"));
+    let checkpoint = found.checkpoint.ok_or_else(|| bad_input(format!("{} holds no valid checkpoint", path.display())))?;
+    if checkpoint.dir() != path {
+        tell!("reading {}", checkpoint.dir().display());
+    }
+    Ok(checkpoint)
+}
+
 impl ModelSource {
     /// Opens whatever `path` is. What was passed over or is worth knowing is told on stderr.
     ///
@@ -36,12 +50,7 @@ impl ModelSource {
             model.notes.iter().for_each(|n| tell!("note: {n}"));
             return Ok(Self::HuggingFace(Box::new(model)));
         }
-        let found = locate(path)?;
-        found.skipped.iter().for_each(|s| tell!("warning: {s}"));
-        let checkpoint = found.checkpoint.ok_or_else(|| bad_input(format!("{} holds no valid checkpoint", path.display())))?;
-        if checkpoint.dir() != path {
-            tell!("reading {}", checkpoint.dir().display());
-        }
+        let checkpoint = open_checkpoint(path)?;
         let table = ParamTable::new(&checkpoint.meta().model);
         Ok(Self::Checkpoint { checkpoint: Box::new(checkpoint), table })
     }

@@ -7,7 +7,9 @@ use clap::{Subcommand, ValueEnum};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 
 use crate::checkpoint::repack::{RepackOptions, check_output, from_weights, repack};
-use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, ModelSource, is_optimizer};
+use crate::checkpoint::{
+    self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, ModelSource, is_optimizer, open_checkpoint,
+};
 use crate::error::{bad_input, exit_code};
 use crate::hf::{self, StoredDtype};
 
@@ -132,19 +134,6 @@ fn convert(
     Ok(exit_code::OK)
 }
 
-/// The checkpoint that a path means; says on stderr which ones it passed over.
-fn open(path: &Path) -> Result<Checkpoint> {
-    let found = checkpoint::locate(path)?;
-    for sentence in &found.skipped {
-        tell!("warning: {sentence}");
-    }
-    let checkpoint = found.checkpoint.ok_or_else(|| bad_input(format!("{} holds no valid checkpoint", path.display())))?;
-    if checkpoint.dir() != path {
-        tell!("reading {}", checkpoint.dir().display());
-    }
-    Ok(checkpoint)
-}
-
 /// The folder that holds a run's checkpoints.
 fn root_of(dir: &Path) -> Result<PathBuf> {
     if !dir.is_dir() {
@@ -208,7 +197,7 @@ fn ls(run_dir: &Path) -> Result<u8> {
 }
 
 fn inspect(dir: &Path, tensors: bool) -> Result<u8> {
-    let c = open(dir)?;
+    let c = open_checkpoint(dir)?;
     let m = c.manifest();
     let or_unknown = |s: &Option<String>| s.clone().unwrap_or_else(|| "unknown".into());
     say!("folder       {}", c.dir().display());

@@ -85,3 +85,11 @@ pub fn batch(io: &Tensors) -> Batch {
         ..Batch::default()
     }
 }
+
+/// ||a - b|| / ||b||
+pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let d: f64 = a.iter().zip(b).map(|(x, y)| (*x as f64 - *y as f64).powi(2)).sum();
+    let n: f64 = b.iter().map(|y| (*y as f64).powi(2)).sum();
+    (d / n).sqrt()
+}

@@ -9,17 +9,10 @@ use zaya::tensor::Backend;
 use zaya::tensor::backend::{Batch, Precision};
 use zaya::tensor::cpu::Cpu;
 
-use crate::fixtures::{host, read};
+use crate::fixtures::{host, read, relative_error};
 
 fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(case)
-}
-
-fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let d: f64 = a.iter().zip(b).map(|(x, y)| (*x as f64 - *y as f64).powi(2)).sum();
-    let n: f64 = b.iter().map(|y| (*y as f64).powi(2)).sum();
-    (d / n).sqrt()
 }
 
 /// Two sequences at once: 20 tokens, then one at a time.

@@ -24,13 +24,6 @@ fn f32s(t: &candle_core::Tensor) -> Vec<f32> {
     t.to_dtype(candle_core::DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let d: f64 = a.iter().zip(b).map(|(x, y)| (*x as f64 - *y as f64).powi(2)).sum();
-    let n: f64 = b.iter().map(|y| (*y as f64).powi(2)).sum();
-    (d / n).sqrt()
-}
-
 #[test]
 fn muon_equals_the_reference() {
     let t = read("muon", "muon.safetensors");
