@@ -4,29 +4,36 @@ use anyhow::Result;
 
 use super::config::{AttentionKind, ModelConfig};
 use super::cx::Cx;
-use super::params::AttentionIds;
+use super::merge::{Entry, Norm, Normed, NormedGrad};
+use super::params::{AttentionIds, ParamId};
 use super::store::ParamStore;
 use crate::tensor::backend::{AttentionShape, Backend, CcaIn, CcaParams, CcaShape, Halo, Qkv};
 
 pub struct AttentionLayer {
     block: usize,
     ids: AttentionIds,
-    norm_eps: f64,
+    /// Of the block's MoE sub-layer.
+    next: Norm,
     cca: CcaShape,
     attention: AttentionShape,
 }
 
 /// What the backward needs.
 pub struct AttentionSaved<B: Backend> {
-    stream: B::Buf,
-    norm: B::NormSaved,
-    h: B::Buf,
+    input: Normed<B>,
     x: CcaIn<B::Buf>,
     cca: B::CcaSaved,
     qkv: Qkv<B::Buf>,
     attention: B::AttentionSaved,
     heads: B::Buf,
     branch: B::Buf,
+}
+
+impl<B: Backend> AttentionSaved<B> {
+    /// The stream that `forward` got, alone.
+    pub fn into_input(self) -> B::Buf {
+        self.input.stream
+    }
 }
 
 /// Decoding state of one layer: CCA's short history, and keys and values after RoPE.
@@ -37,7 +44,7 @@ pub struct AttentionCache<B: Backend> {
 }
 
 impl AttentionLayer {
-    pub fn new(cfg: &ModelConfig, block: usize, ids: AttentionIds) -> Self {
+    pub fn new(cfg: &ModelConfig, block: usize, ids: AttentionIds, next: Norm) -> Self {
         let kind = cfg.attention[block];
         let (num_query_heads, num_kv_heads, head_dim) = (cfg.num_query_heads, cfg.num_kv_heads, cfg.head_dim);
         let cca = CcaShape {
@@ -49,7 +56,7 @@ impl AttentionLayer {
         };
         let window = if kind == AttentionKind::Sliding { cfg.sliding_window } else { None };
         let attention = AttentionShape { num_query_heads, num_kv_heads, head_dim, window };
-        Self { block, ids, norm_eps: cfg.norm_eps, cca, attention }
+        Self { block, ids, next, cca, attention }
     }
 
     fn cca_params<'a, B: Backend>(&self, p: &'a ParamStore<B>) -> CcaParams<&'a B::Buf> {
@@ -62,56 +69,57 @@ impl AttentionLayer {
         }
     }
 
-    /// The normed stream and its four projections.
-    #[allow(clippy::type_complexity)]
-    fn project<B: Backend>(&self, cx: &Cx<B>, stream: &B::Buf) -> Result<(B::Buf, B::NormSaved, CcaIn<B::Buf>)> {
+    /// The four projections of the normed stream, whose padding rows become 0.
+    fn project<B: Backend>(&self, cx: &Cx<B>, mut input: Normed<B>) -> Result<(Normed<B>, CcaIn<B::Buf>)> {
         let (b, p) = (cx.backend, cx.params);
-        let (h, norm) = b.rms_norm(stream, &p[self.ids.norm], self.norm_eps)?;
-        cx.see(|| format!("layers.{}.input_layernorm.out", self.block), &h);
-        let h = b.mask_rows(cx.rows, h)?;
-        let x = CcaIn {
-            q: b.linear(&h, &p[self.ids.q])?,
-            k: b.linear(&h, &p[self.ids.k])?,
-            v_current: b.linear(&h, &p[self.ids.v_current])?,
-            v_delayed: b.linear(&h, &p[self.ids.v_delayed])?,
-        };
-        Ok((h, norm, x))
+        cx.see(|| format!("layers.{}.input_layernorm.out", self.block), &input.h);
+        input.h = b.mask_rows(cx.rows, input.h)?;
+        let [q, k, v_current, v_delayed] = b.project(&input.h, self.projections().map(|id| &p[id]))?;
+        Ok((input, CcaIn { q, k, v_current, v_delayed }))
     }
 
-    /// Output projection and merge: the new stream and the branch that went into it.
-    fn finish<B: Backend>(&self, cx: &Cx<B>, heads: &B::Buf, stream: &B::Buf) -> Result<(B::Buf, B::Buf)> {
+    fn projections(&self) -> [ParamId; 4] {
+        [self.ids.q, self.ids.k, self.ids.v_current, self.ids.v_delayed]
+    }
+
+    /// Output projection and merge: the new stream, and the branch that went into it.
+    fn finish<B: Backend>(&self, cx: &Cx<B>, heads: &B::Buf, stream: &B::Buf) -> Result<(Normed<B>, B::Buf)> {
         let branch = cx.backend.linear(heads, &cx.params[self.ids.o])?;
         cx.see(|| format!("layers.{}.attn.out", self.block), &branch);
-        let out = self.ids.merge.forward(cx, &branch, stream)?;
-        cx.see(|| format!("layers.{}.stream_after_attn.out", self.block), &out);
+        let out = self.ids.merge.forward(cx, &branch, stream, self.next)?;
+        cx.see(|| format!("layers.{}.stream_after_attn.out", self.block), &out.stream);
         Ok((out, branch))
     }
 
-    /// stream `[T, D]` -> stream `[T, D]`
-    pub fn forward<B: Backend>(&self, cx: &Cx<B>, stream: B::Buf) -> Result<(B::Buf, AttentionSaved<B>)> {
+    pub fn forward<B: Backend>(&self, cx: &Cx<B>, input: Normed<B>) -> Result<(Normed<B>, AttentionSaved<B>)> {
         let b = cx.backend;
-        let (h, norm, x) = self.project(cx, &stream)?;
+        let (input, x) = self.project(cx, input)?;
         if let Some(probe) = cx.probe {
             probe.cca_inputs(self.block, &x);
         }
         let (qkv, cca) = b.cca_mix(cx.rows, self.cca, x.as_ref(), self.cca_params(cx.params), None)?;
         let (heads, attention) = b.causal_attention(cx.rows, self.attention, qkv.as_ref())?;
-        let (out, branch) = self.finish(cx, &heads, &stream)?;
-        Ok((out, AttentionSaved { stream, norm, h, x, cca, qkv, attention, heads, branch }))
+        let (out, branch) = self.finish(cx, &heads, &input.stream)?;
+        Ok((out, AttentionSaved { input, x, cca, qkv, attention, heads, branch }))
     }
 
+    /// `out`: the stream that `forward` returned, `d` its gradients. Returns the same of the input.
     pub fn backward<B: Backend>(
         &self,
         cx: &Cx<B>,
         grads: &mut ParamStore<B>,
         saved: AttentionSaved<B>,
-        dy: B::Buf,
-    ) -> Result<B::Buf> {
+        out: &Entry<B>,
+        d: NormedGrad<B>,
+    ) -> Result<(Entry<B>, NormedGrad<B>)> {
         let (b, p) = (cx.backend, cx.params);
-        let (d_branch, mut d_stream) = self.ids.merge.backward(cx, grads, &saved.branch, &saved.stream, &dy)?;
-        let d_heads = b.linear_backward(&saved.heads, &p[self.ids.o], &d_branch, &mut grads[self.ids.o])?;
-        let d_qkv =
-            b.causal_attention_backward(cx.rows, self.attention, saved.qkv.as_ref(), &saved.heads, &saved.attention, &d_heads)?;
+        let AttentionSaved { input, x, cca, qkv, attention, heads, branch } = saved;
+        let (d_branch, d_stream) = self.ids.merge.backward(cx, grads, &branch, &input.stream, out, self.next, d)?;
+        drop(branch);
+        let d_heads = b.linear_backward(&heads, &p[self.ids.o], &d_branch, &mut grads[self.ids.o])?;
+        drop(d_branch);
+        let d_qkv = b.causal_attention_backward(cx.rows, self.attention, qkv.as_ref(), &heads, &attention, &d_heads)?;
+        drop((heads, attention, qkv, d_heads));
         let [conv0_weight, conv0_bias, conv1_weight, conv1_bias, temp] = grads.many_mut([
             self.ids.conv0_weight,
             self.ids.conv0_bias,
@@ -120,15 +128,14 @@ impl AttentionLayer {
             self.ids.temp,
         ]);
         let g = CcaParams { conv0_weight, conv0_bias, conv1_weight, conv1_bias, temp };
-        let dx = b.cca_mix_backward(cx.rows, self.cca, saved.x.as_ref(), self.cca_params(p), &saved.cca, d_qkv.as_ref(), g)?;
-        let mut dh = b.linear_backward(&saved.h, &p[self.ids.q], &dx.q, &mut grads[self.ids.q])?;
-        for (id, d) in [(self.ids.k, &dx.k), (self.ids.v_current, &dx.v_current), (self.ids.v_delayed, &dx.v_delayed)] {
-            b.add_assign(&mut dh, &b.linear_backward(&saved.h, &p[id], d, &mut grads[id])?)?;
-        }
+        let dx = b.cca_mix_backward(cx.rows, self.cca, x.as_ref(), self.cca_params(p), &cca, d_qkv.as_ref(), g)?;
+        drop((x, cca, d_qkv));
+        let dy = [&dx.q, &dx.k, &dx.v_current, &dx.v_delayed];
+        let weights = self.projections();
+        let dh = b.project_backward(&input.h, weights.map(|id| &p[id]), dy, grads.many_mut(weights))?;
         let dh = b.mask_rows(cx.rows, dh)?;
-        let d_norm = b.rms_norm_backward(&saved.stream, &p[self.ids.norm], &saved.norm, &dh, &mut grads[self.ids.norm])?;
-        b.add_assign(&mut d_stream, &d_norm)?;
-        Ok(d_stream)
+        let entry = Entry { stream: input.stream, norm: input.norm };
+        Ok((entry, NormedGrad { dh, d_stream: Some(d_stream) }))
     }
 
     /// As `forward`, continuing `cache` and extending it by the new rows. `batch` sequences.
@@ -136,11 +143,11 @@ impl AttentionLayer {
         &self,
         cx: &Cx<B>,
         batch: usize,
-        stream: B::Buf,
+        input: Normed<B>,
         cache: &mut Option<AttentionCache<B>>,
-    ) -> Result<B::Buf> {
+    ) -> Result<Normed<B>> {
         let b = cx.backend;
-        let (_, _, x) = self.project(cx, &stream)?;
+        let (input, x) = self.project(cx, input)?;
         let old = match cache.take() {
             Some(old) => old,
             None => self.empty_cache(b, batch)?,
@@ -156,7 +163,7 @@ impl AttentionLayer {
             v_delayed: tail(&old.halo.v_delayed, &x.v_delayed, 1)?,
         };
         *cache = Some(AttentionCache { halo, k, v });
-        Ok(self.finish(cx, &heads, &stream)?.0)
+        Ok(self.finish(cx, &heads, &input.stream)?.0)
     }
 
     fn empty_cache<B: Backend>(&self, b: &B, batch: usize) -> Result<AttentionCache<B>> {

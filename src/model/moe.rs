@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::config::{ModelConfig, SkipMode};
 use super::cx::Cx;
+use super::merge::{Entry, Norm, Normed, NormedGrad};
 use super::params::MoeIds;
 use super::store::ParamStore;
 use crate::tensor::backend::{Backend, RouterParams};
@@ -11,17 +12,16 @@ use crate::tensor::backend::{Backend, RouterParams};
 pub struct MoeLayer {
     block: usize,
     ids: MoeIds,
+    /// Of the next block, or of the head.
+    next: Norm,
     num_experts: usize,
-    norm_eps: f64,
     router_norm_eps: f64,
     skip: SkipMode,
 }
 
 /// What the backward needs.
 pub struct MoeSaved<B: Backend> {
-    stream: B::Buf,
-    norm: B::NormSaved,
-    h: B::Buf,
+    input: Normed<B>,
     prev: Option<B::Buf>,
     routing: B::Routing,
     route: B::RouteSaved,
@@ -33,15 +33,20 @@ impl<B: Backend> MoeSaved<B> {
     pub fn routing(&self) -> &B::Routing {
         &self.routing
     }
+
+    /// The stream and the router state that `forward` got, alone.
+    pub fn into_input(self) -> (B::Buf, Option<B::Buf>) {
+        (self.input.stream, self.prev)
+    }
 }
 
 impl MoeLayer {
-    pub fn new(cfg: &ModelConfig, block: usize, ids: MoeIds) -> Self {
+    pub fn new(cfg: &ModelConfig, block: usize, ids: MoeIds, next: Norm) -> Self {
         Self {
             block,
             ids,
+            next,
             num_experts: cfg.num_experts,
-            norm_eps: cfg.norm_eps,
             router_norm_eps: cfg.router_norm_eps,
             skip: cfg.skip_mode,
         }
@@ -86,14 +91,18 @@ impl MoeLayer {
         RouterParams { down_weight, down_bias, gamma, norm, fc1_weight, fc1_bias, fc2_weight, fc2_bias, out }
     }
 
-    /// stream `[T, D]`, router state of the block before `[T, R]` -> stream, own router state.
-    pub fn forward<B: Backend>(&self, cx: &Cx<B>, stream: B::Buf, prev: Option<B::Buf>) -> Result<(B::Buf, B::Buf, MoeSaved<B>)> {
+    /// `prev`: router state of the block before, `[T, R]`. Also returns the own one.
+    pub fn forward<B: Backend>(
+        &self,
+        cx: &Cx<B>,
+        input: Normed<B>,
+        prev: Option<B::Buf>,
+    ) -> Result<(Normed<B>, B::Buf, MoeSaved<B>)> {
         let (b, p, i) = (cx.backend, cx.params, self.block);
-        let (h, norm) = b.rms_norm(&stream, &p[self.ids.norm], self.norm_eps)?;
-        cx.see(|| format!("layers.{i}.post_attention_layernorm.out"), &h);
+        cx.see(|| format!("layers.{i}.post_attention_layernorm.out"), &input.h);
         let (routing, state, route) = b.route(
             cx.rows,
-            &h,
+            &input.h,
             prev.as_ref(),
             self.router_params(p),
             &p[self.ids.balancing_biases],
@@ -103,47 +112,52 @@ impl MoeLayer {
         if let Some(probe) = cx.probe {
             probe.routing(i, &routing, &route, &state);
         }
-        let (branch, experts) = b.expert_ffn(&h, &routing, p.range(self.ids.experts, 2 * self.num_experts), self.skip)?;
+        let (branch, experts) = b.expert_ffn(&input.h, &routing, p.range(self.ids.experts, 2 * self.num_experts), self.skip)?;
         cx.see(|| format!("layers.{i}.moe.out"), &branch);
-        let out = self.ids.merge.forward(cx, &branch, &stream)?;
-        cx.see(|| format!("layers.{i}.stream_out.out"), &out);
-        Ok((out, state, MoeSaved { stream, norm, h, prev, routing, route, experts, branch }))
+        let out = self.ids.merge.forward(cx, &branch, &input.stream, self.next)?;
+        cx.see(|| format!("layers.{i}.stream_out.out"), &out.stream);
+        Ok((out, state, MoeSaved { input, prev, routing, route, experts, branch }))
     }
 
-    /// Gradients of the stream and of the state before.
+    /// `out`: the stream that `forward` returned, `d` its gradients, `d_state` that of the own router state. Returns the same of
+    /// the input.
+    #[allow(clippy::type_complexity)]
     pub fn backward<B: Backend>(
         &self,
         cx: &Cx<B>,
         grads: &mut ParamStore<B>,
         saved: MoeSaved<B>,
-        dy: B::Buf,
+        out: &Entry<B>,
+        d: NormedGrad<B>,
         d_state: Option<B::Buf>,
-    ) -> Result<(B::Buf, Option<B::Buf>)> {
+    ) -> Result<(Entry<B>, NormedGrad<B>, Option<B::Buf>)> {
         let (b, p) = (cx.backend, cx.params);
-        let (d_branch, mut d_stream) = self.ids.merge.backward(cx, grads, &saved.branch, &saved.stream, &dy)?;
+        let MoeSaved { input, prev, routing, route, experts, branch } = saved;
+        let (d_branch, d_stream) = self.ids.merge.backward(cx, grads, &branch, &input.stream, out, self.next, d)?;
+        drop(branch);
         let n = 2 * self.num_experts;
         let (mut dh, d_prob) = b.expert_ffn_backward(
-            &saved.h,
-            &saved.routing,
+            &input.h,
+            &routing,
             p.range(self.ids.experts, n),
             self.skip,
-            &saved.experts,
+            &experts,
             &d_branch,
             grads.range_mut(self.ids.experts, n),
         )?;
-        let (dh_router, d_prev) = b.route_backward(
-            &saved.h,
-            saved.prev.as_ref(),
+        drop((d_branch, experts));
+        let d_prev = b.route_backward(
+            &input.h,
+            prev.as_ref(),
             self.router_params(p),
-            &saved.routing,
-            &saved.route,
+            &routing,
+            &route,
             &d_prob,
             d_state.as_ref(),
             self.router_grads(grads),
+            &mut dh,
         )?;
-        b.add_assign(&mut dh, &dh_router)?;
-        let d_norm = b.rms_norm_backward(&saved.stream, &p[self.ids.norm], &saved.norm, &dh, &mut grads[self.ids.norm])?;
-        b.add_assign(&mut d_stream, &d_norm)?;
-        Ok((d_stream, d_prev))
+        let entry = Entry { stream: input.stream, norm: input.norm };
+        Ok((entry, NormedGrad { dh, d_stream: Some(d_stream) }, d_prev))
     }
 }

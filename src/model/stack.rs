@@ -1,10 +1,12 @@
 //! The whole model: embedding, a loop over blocks, final norm, tied head. Forward and backward by hand, no tape.
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
 use super::attention::{AttentionCache, AttentionLayer, AttentionSaved};
 use super::config::ModelConfig;
 use super::cx::Cx;
+use super::merge::{Entry, Norm, Normed, NormedGrad};
 use super::moe::{MoeLayer, MoeSaved};
 use super::params::ParamTable;
 use super::store::ParamStore;
@@ -14,6 +16,18 @@ pub struct Model {
     pub config: ModelConfig,
     pub table: ParamTable,
     blocks: Vec<(AttentionLayer, MoeLayer)>,
+    recompute: Recompute,
+}
+
+/// Sub-layers whose forward runs again in the backward, from their input, in place of keeping what it computed. The numbers
+/// are the same bits either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    #[default]
+    None,
+    Attention,
+    All,
 }
 
 /// What one forward and backward over a micro-batch tells.
@@ -29,68 +43,93 @@ pub struct Cache<B: Backend> {
     blocks: Vec<Option<AttentionCache<B>>>,
 }
 
+/// What the backward has of a sub-layer: all it needs, or what to compute that from.
+enum Kept<S, I> {
+    Saved(S),
+    Input(I),
+}
+
 struct BlockSaved<B: Backend> {
-    attention: AttentionSaved<B>,
-    moe: MoeSaved<B>,
+    attention: Kept<AttentionSaved<B>, B::Buf>,
+    /// Input: the stream, and the router state of the block before.
+    moe: Kept<MoeSaved<B>, (B::Buf, Option<B::Buf>)>,
 }
 
 struct StackSaved<B: Backend> {
     embedded: B::Buf,
     blocks: Vec<BlockSaved<B>>,
-    stream: B::Buf,
-    norm: B::NormSaved,
+    /// What the last block returned.
+    last: Entry<B>,
 }
 
 impl Model {
     pub fn new(config: ModelConfig) -> Self {
         let table = ParamTable::new(&config);
-        let blocks = table
-            .blocks
-            .iter()
-            .enumerate()
-            .map(|(i, ids)| (AttentionLayer::new(&config, i, ids.attention), MoeLayer::new(&config, i, ids.moe)))
+        let norm = |weight| Norm { weight, eps: config.norm_eps };
+        let blocks = (table.blocks.iter().enumerate())
+            .map(|(i, ids)| {
+                let after = table.blocks.get(i + 1).map_or(table.final_norm, |next| next.attention.norm);
+                let attention = AttentionLayer::new(&config, i, ids.attention, norm(ids.moe.norm));
+                (attention, MoeLayer::new(&config, i, ids.moe, norm(after)))
+            })
             .collect();
-        Self { config, table, blocks }
+        Self { config, table, blocks, recompute: Recompute::None }
+    }
+
+    pub fn with_recompute(self, recompute: Recompute) -> Self {
+        Self { recompute, ..self }
+    }
+
+    /// The norm that reads the stream first.
+    fn first_norm(&self) -> Norm {
+        let weight = self.table.blocks.first().map_or(self.table.final_norm, |b| b.attention.norm);
+        Norm { weight, eps: self.config.norm_eps }
     }
 
     /// The stream that enters block 0, and the embedding before its scale and bias.
-    fn enter<B: Backend>(&self, cx: &Cx<B>) -> Result<(B::Buf, B::Buf)> {
+    fn enter<B: Backend>(&self, cx: &Cx<B>) -> Result<(Normed<B>, B::Buf)> {
         let (b, p) = (cx.backend, cx.params);
         let embedded = b.embed(cx.rows, &p[self.table.embed])?;
         cx.see(|| "embed.out".into(), &embedded);
         let stream = b.affine(&embedded, &p[self.table.input_scale], &p[self.table.input_bias])?;
         cx.see(|| "stream.in".into(), &stream);
-        Ok((stream, embedded))
+        Ok((Normed::new(cx, stream, self.first_norm())?, embedded))
+    }
+
+    /// All blocks; `keep` gets what each one needs in its backward. Returns the normed final hidden states.
+    fn run<B: Backend>(&self, cx: &Cx<B>, mut x: Normed<B>, mut keep: impl FnMut(BlockSaved<B>)) -> Result<Normed<B>> {
+        let mut state = None;
+        for (attention, moe) in &self.blocks {
+            let (after, saved) = attention.forward(cx, x)?;
+            let attention = match self.recompute {
+                Recompute::None => Kept::Saved(saved),
+                Recompute::Attention | Recompute::All => Kept::Input(saved.into_input()),
+            };
+            let (out, next_state, saved) = moe.forward(cx, after, state)?;
+            let moe = match self.recompute {
+                Recompute::None | Recompute::Attention => Kept::Saved(saved),
+                Recompute::All => Kept::Input(saved.into_input()),
+            };
+            keep(BlockSaved { attention, moe });
+            (x, state) = (out, Some(next_state));
+        }
+        cx.see(|| "final_norm.out".into(), &x.h);
+        Ok(x)
     }
 
     /// Final hidden states `[T, D]` (after the last norm), with everything the backward needs.
     fn forward<B: Backend>(&self, cx: &Cx<B>) -> Result<(B::Buf, StackSaved<B>)> {
-        let (mut stream, embedded) = self.enter(cx)?;
-        let mut state = None;
+        let (x, embedded) = self.enter(cx)?;
         let mut blocks = Vec::with_capacity(self.blocks.len());
-        for (attention, moe) in &self.blocks {
-            let (x, saved_attention) = attention.forward(cx, stream)?;
-            let (x, next_state, saved_moe) = moe.forward(cx, x, state)?;
-            blocks.push(BlockSaved { attention: saved_attention, moe: saved_moe });
-            (stream, state) = (x, Some(next_state));
-        }
-        let (y, norm) = cx.backend.rms_norm(&stream, &cx.params[self.table.final_norm], self.config.norm_eps)?;
-        cx.see(|| "final_norm.out".into(), &y);
-        Ok((y, StackSaved { embedded, blocks, stream, norm }))
+        let x = self.run(cx, x, |block| blocks.push(block))?;
+        Ok((x.h, StackSaved { embedded, blocks, last: Entry { stream: x.stream, norm: x.norm } }))
     }
 
     /// Final hidden states `[T, D]`; nothing is kept.
     pub fn hidden<B: Backend>(&self, cx: &Cx<B>) -> Result<B::Buf> {
-        let (mut stream, _) = self.enter(cx)?;
-        let mut state = None;
-        for (attention, moe) in &self.blocks {
-            let (x, _) = attention.forward(cx, stream)?;
-            let (x, next_state, _) = moe.forward(cx, x, state)?;
-            (stream, state) = (x, Some(next_state));
-        }
-        let (y, _) = cx.backend.rms_norm(&stream, &cx.params[self.table.final_norm], self.config.norm_eps)?;
-        cx.see(|| "final_norm.out".into(), &y);
-        Ok(y)
+        let (x, embedded) = self.enter(cx)?;
+        drop(embedded);
+        Ok(self.run(cx, x, drop)?.h)
     }
 
     /// Loss of a micro-batch, without gradients.
@@ -114,16 +153,30 @@ impl Model {
         let (b, p, table) = (cx.backend, cx.params, &self.table);
         let (y, saved) = self.forward(cx)?;
         let (loss, dy) = b.cross_entropy_backward(cx.rows, &y, &p[table.embed], grad_scale, &mut grads[table.embed])?;
-        let mut d_stream =
-            b.rms_norm_backward(&saved.stream, &p[table.final_norm], &saved.norm, &dy, &mut grads[table.final_norm])?;
+        let (mut out, mut d) = (saved.last, NormedGrad { dh: dy, d_stream: None });
         let mut d_state = None;
         let mut expert_counts = Vec::with_capacity(self.blocks.len());
-        for ((attention, moe), block) in self.blocks.iter().zip(saved.blocks).rev() {
-            expert_counts.push(b.route_counts(block.moe.routing())?);
-            let (dx, d_prev) = moe.backward(cx, grads, block.moe, d_stream, d_state)?;
-            d_stream = attention.backward(cx, grads, block.attention, dx)?;
-            d_state = d_prev;
+        for ((i, (attention, moe)), block) in self.blocks.iter().enumerate().zip(saved.blocks).rev() {
+            let ids = &table.blocks[i];
+            let normed = |stream, weight| Normed::new(cx, stream, Norm { weight, eps: self.config.norm_eps });
+            let moe_saved = match block.moe {
+                Kept::Saved(saved) => saved,
+                Kept::Input((stream, prev)) => moe.forward(cx, normed(stream, ids.moe.norm)?, prev)?.2,
+            };
+            expert_counts.push(b.route_counts(moe_saved.routing())?);
+            (out, d, d_state) = moe.backward(cx, grads, moe_saved, &out, d, d_state)?;
+            let attention_saved = match block.attention {
+                Kept::Saved(saved) => saved,
+                Kept::Input(stream) => attention.forward(cx, normed(stream, ids.attention.norm)?)?.1,
+            };
+            (out, d) = attention.backward(cx, grads, attention_saved, &out, d)?;
         }
+        let norm = self.first_norm().weight;
+        let mut d_stream = b.rms_norm_backward(&out.stream, &p[norm], &out.norm, &d.dh, &mut grads[norm])?;
+        if let Some(beside) = &d.d_stream {
+            b.add_assign(&mut d_stream, beside)?;
+        }
+        drop((out, d));
         expert_counts.reverse();
         let [d_scale, d_bias] = grads.many_mut([table.input_scale, table.input_bias]);
         let d_embedded =
@@ -139,13 +192,13 @@ impl Model {
 
     /// Final hidden states of the next rows of `batch` sequences whose past lies in `cache`, which they extend.
     pub fn decode<B: Backend>(&self, cx: &Cx<B>, batch: usize, cache: &mut Cache<B>) -> Result<B::Buf> {
-        let (mut stream, _) = self.enter(cx)?;
+        let (mut x, _) = self.enter(cx)?;
         let mut state = None;
         for ((attention, moe), layer_cache) in self.blocks.iter().zip(&mut cache.blocks) {
-            let x = attention.decode(cx, batch, stream, layer_cache)?;
-            let (x, next_state, _) = moe.forward(cx, x, state)?;
-            (stream, state) = (x, Some(next_state));
+            let after = attention.decode(cx, batch, x, layer_cache)?;
+            let (out, next_state, _) = moe.forward(cx, after, state)?;
+            (x, state) = (out, Some(next_state));
         }
-        Ok(cx.backend.rms_norm(&stream, &cx.params[self.table.final_norm], self.config.norm_eps)?.0)
+        Ok(x.h)
     }
 }

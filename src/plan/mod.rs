@@ -32,8 +32,6 @@ pub struct Plan {
     /// The same with the tied head's matrix counted once.
     pub active_with_head: u64,
     pub flops: Flops,
-    /// Estimated peak, part by part, bytes.
-    pub memory: Vec<MemoryPart>,
     pub sources: Vec<SourcePlan>,
     pub validation: Vec<SourcePlan>,
 }
@@ -57,7 +55,6 @@ impl Plan {
             active_without_embedding,
             active_with_head: active_without_embedding + table.in_group(ParamGroup::Embedding),
             flops: Flops::of(recipe, &table),
-            memory: memory::estimate(recipe, &table),
             sources: recipe
                 .data
                 .sources
@@ -66,10 +63,6 @@ impl Plan {
                 .collect(),
             validation: recipe.data.validation.iter().map(|s| SourcePlan::of(s, None)).collect(),
         }
-    }
-
-    pub fn memory_bytes(&self) -> u64 {
-        self.memory.iter().map(|p| p.bytes).sum()
     }
 }
 

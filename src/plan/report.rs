@@ -2,11 +2,14 @@
 
 use std::fmt::Write;
 
-use super::{Plan, SourcePlan, missing_files};
+use anyhow::Result;
+
+use super::{Plan, SourcePlan, memory, missing_files};
+use crate::model::ParamTable;
 use crate::recipe::Recipe;
 
 /// Geometry, parameters, FLOPs, memory and data of every stage, and the files that are not there.
-pub fn report(recipe: &Recipe) -> String {
+pub fn report(recipe: &Recipe) -> Result<String> {
     let mut out = String::new();
     let stages: Vec<(Recipe, Plan)> = (0..recipe.num_stages())
         .filter_map(|i| {
@@ -24,7 +27,7 @@ pub fn report(recipe: &Recipe) -> String {
         }
         geometry(&mut out, stage, plan);
         flops(&mut out, plan);
-        memory(&mut out, plan);
+        memory(&mut out, stage)?;
         data(&mut out, plan);
     }
     if stages.len() > 1 {
@@ -46,7 +49,7 @@ pub fn report(recipe: &Recipe) -> String {
             let _ = writeln!(out, "MISSING {}", f.display());
         });
     }
-    out
+    Ok(out)
 }
 
 fn row(out: &mut String, name: &str, value: &str, note: &str) {
@@ -120,13 +123,15 @@ fn flops(out: &mut String, plan: &Plan) {
     out.push('\n');
 }
 
-fn memory(out: &mut String, plan: &Plan) {
-    let _ = writeln!(out, "# Memory estimate, one process\n");
-    for part in &plan.memory {
+fn memory(out: &mut String, recipe: &Recipe) -> Result<()> {
+    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model))?;
+    let _ = writeln!(out, "# Memory, one process on the CPU with {} threads\n", rayon::current_num_threads());
+    for part in &parts {
         row(out, part.name, &bytes(part.bytes), "");
     }
-    row(out, "together", &bytes(plan.memory_bytes()), "");
+    row(out, "together", &bytes(parts.iter().map(|p| p.bytes).sum()), "");
     out.push('\n');
+    Ok(())
 }
 
 fn data(out: &mut String, plan: &Plan) {

@@ -73,6 +73,8 @@ pub const KEYS: &[Key] = &[
     key("train.micro_batch", Integer { min: 1, max: i32::MAX as u64 }, Value("1"), Notice("sums are grouped differently, so the results differ in their last bits from the run that was not stopped"), "Sequences of one forward and backward pass; decides memory, not the result."),
     key("train.seq_len", Length, Required, SAMPLES, "Tokens of a sequence."),
     key("train.precision", Choice(&["f32", "bf16"]), Value("\"f32\""), Fixed("the run's numbers would change in the middle"), "`f32`, or `bf16` compute with f32 master weights."),
+    key("train.head_precision", Choice(&["f32", "bf16"]), Value("\"f32\""), Fixed("the run's numbers would change in the middle"), "Products of the tied head and its gradients. `f32` also under `precision = \"bf16\"`, as ZAYA1 has it; `bf16` is faster where the CPU has instructions for it. Softmax and loss are f32 in any case."),
+    key("train.recompute", Choice(&["none", "attention", "all"]), Value("\"none\""), Free, "Sub-layers whose forward is computed again in the backward, in place of keeping its results: saves memory, costs time, changes no bit."),
     key("train.threads", Integer { min: 1, max: 65_536 }, Absent("all cores"), Free, "Threads of the CPU backend; the result does not depend on it. `--threads` goes before it."),
     key("train.peak_flops", Number(Positive), Absent("measured at start"), Free, "FLOP/s that count as 100 % in the metric MFU."),
 

@@ -288,6 +288,7 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
     let global_batch_tokens = r.int("train.global_batch_tokens");
     let (steps, warmup_steps) = r.lengths(global_batch_tokens);
     let Some((preset, model)) = model else { return Err(r.problems) };
+    let precision = |key: &str| if r.text(key).as_deref() == Some("bf16") { Precision::Bf16 } else { Precision::F32 };
     let mut recipe = Recipe {
         run: Run {
             dir: paths::absolute(base, &r.text("run.dir").unwrap_or_default()),
@@ -311,7 +312,13 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
             global_batch_tokens,
             micro_batch: r.int("train.micro_batch") as usize,
             seq_len: r.int("train.seq_len") as usize,
-            precision: if r.text("train.precision").as_deref() == Some("bf16") { Precision::Bf16 } else { Precision::F32 },
+            precision: precision("train.precision"),
+            head_precision: precision("train.head_precision"),
+            recompute: match r.text("train.recompute").as_deref() {
+                Some("attention") => Recompute::Attention,
+                Some("all") => Recompute::All,
+                _ => Recompute::None,
+            },
             threads: r.int_opt("train.threads").map(|n| n as usize),
             peak_flops: r.num_opt("train.peak_flops"),
         },

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::model::config::ModelConfig;
+pub use crate::model::stack::Recompute;
 pub use crate::tensor::backend::Precision;
 
 /// Everything of a run. Read by [`super::load`]; keys and units are documented in `docs/RECIPE.md`.
@@ -64,6 +65,8 @@ pub struct Train {
     pub micro_batch: usize,
     pub seq_len: usize,
     pub precision: Precision,
+    pub head_precision: Precision,
+    pub recompute: Recompute,
     /// None = all cores.
     pub threads: Option<usize>,
     /// FLOP/s; None = measured.

@@ -69,11 +69,18 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     out.put("train.global_batch_tokens", int(t.global_batch_tokens));
     out.put("train.micro_batch", int(t.micro_batch as u64));
     out.put("train.seq_len", int(t.seq_len as u64));
-    let precision = match t.precision {
+    let precision = |p| match p {
         Precision::F32 => "f32",
         Precision::Bf16 => "bf16",
     };
-    out.put("train.precision", precision.into());
+    out.put("train.precision", precision(t.precision).into());
+    out.put("train.head_precision", precision(t.head_precision).into());
+    let recompute = match t.recompute {
+        Recompute::None => "none",
+        Recompute::Attention => "attention",
+        Recompute::All => "all",
+    };
+    out.put("train.recompute", recompute.into());
     out.some("train.threads", t.threads, |n| int(n as u64));
     out.some("train.peak_flops", t.peak_flops, Value::from);
 

@@ -10,7 +10,7 @@
 //! * A verb that needs something in its backward returns an opaque `*Saved`; the inputs are handed in again.
 //! * Results do not depend on the number of threads.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 /// What a token gets from a MoE sub-layer when the router chooses the skip class (the last one).
@@ -23,8 +23,9 @@ pub enum SkipMode {
     Identity,
 }
 
-/// Numbers that products work on. `Bf16` rounds both operands of every linear map, expert product and grouped convolution to
-/// bfloat16 and sums in f32; everything else, the head included, is f32 (spec 1.7). Weights stay f32 masters.
+/// Numbers that products work on. `Bf16` rounds both operands of every linear map, expert product, grouped convolution, attention
+/// product and Newton-Schulz step to bfloat16 and sums in f32; everything else is f32 (spec 1.7), the head too unless a
+/// backend is told otherwise. Weights stay f32 masters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -158,6 +159,17 @@ pub struct Merge<T> {
     pub stream_bias: T,
 }
 
+/// What `residual_norm` had, for its backward.
+pub struct ResidualNorm<'a, B: Backend> {
+    pub branch: &'a B::Buf,
+    pub stream: &'a B::Buf,
+    pub p: Merge<&'a B::Buf>,
+    /// The merged stream.
+    pub y: &'a B::Buf,
+    pub norm: &'a B::Buf,
+    pub saved: &'a B::NormSaved,
+}
+
 /// Parameters of `route`, or their gradients. `balancing_biases` never get one.
 #[derive(Debug, Clone, Copy)]
 pub struct RouterParams<T> {
@@ -214,6 +226,12 @@ pub struct AdamWStep {
     /// 1-based number of this update, for bias correction.
     pub t: u64,
     pub grad_scale: f32,
+}
+
+/// An array of results as the result of an array.
+pub fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
+    let values: Vec<T> = results.into_iter().collect::<Result<_>>()?;
+    values.try_into().map_err(|_| anyhow::anyhow!("{N} results were expected"))
 }
 
 pub trait Backend: Sized {
@@ -291,6 +309,57 @@ pub trait Backend: Sized {
     fn linear(&self, x: &Self::Buf, weight: &Self::Buf) -> Result<Self::Buf>;
     /// Adds `dyᵀ x` to `d_weight`, returns `dy w`.
     fn linear_backward(&self, x: &Self::Buf, weight: &Self::Buf, dy: &Self::Buf, d_weight: &mut Self::Buf) -> Result<Self::Buf>;
+    /// Several maps of one input: `x wᵀ` for each of `weights`.
+    fn project<const N: usize>(&self, x: &Self::Buf, weights: [&Self::Buf; N]) -> Result<[Self::Buf; N]> {
+        all(weights.map(|w| self.linear(x, w)))
+    }
+    /// Backward of `project`: adds to every `d_weights`, returns the sum of `dy w`. `N` is at least 1.
+    fn project_backward<const N: usize>(
+        &self,
+        x: &Self::Buf,
+        weights: [&Self::Buf; N],
+        dy: [&Self::Buf; N],
+        d_weights: [&mut Self::Buf; N],
+    ) -> Result<Self::Buf> {
+        let mut dx: Option<Self::Buf> = None;
+        for ((w, dy), dw) in weights.into_iter().zip(dy).zip(d_weights) {
+            let part = self.linear_backward(x, w, dy, dw)?;
+            match &mut dx {
+                None => dx = Some(part),
+                Some(dx) => self.add_assign(dx, &part)?,
+            }
+        }
+        dx.context("a projection without weights")
+    }
+    /// A merge and the norm that follows it: `y = residual_scale(branch, stream)`, `h = rms_norm(y)`. Returns y, h.
+    #[allow(clippy::type_complexity)]
+    fn residual_norm(
+        &self,
+        branch: &Self::Buf,
+        stream: &Self::Buf,
+        p: Merge<&Self::Buf>,
+        norm: &Self::Buf,
+        eps: f64,
+    ) -> Result<(Self::Buf, Self::Buf, Self::NormSaved)> {
+        let y = self.residual_scale(branch, stream, p)?;
+        let (h, saved) = self.rms_norm(&y, norm, eps)?;
+        Ok((y, h, saved))
+    }
+    /// Gradients of `branch` and `stream`, from that of the norm (`dh`) and what else the merged stream got (`dy`).
+    fn residual_norm_backward(
+        &self,
+        x: ResidualNorm<'_, Self>,
+        dh: &Self::Buf,
+        dy: Option<&Self::Buf>,
+        g: Merge<&mut Self::Buf>,
+        d_norm: &mut Self::Buf,
+    ) -> Result<(Self::Buf, Self::Buf)> {
+        let mut d = self.rms_norm_backward(x.y, x.norm, x.saved, dh, d_norm)?;
+        if let Some(dy) = dy {
+            self.add_assign(&mut d, dy)?;
+        }
+        self.residual_scale_backward(x.branch, x.stream, x.p, &d, g)
+    }
 
     // CCA.
     /// Both convolutions, q-k-mean, value shift, norms with temperature, RoPE (positions count from `past`).
@@ -348,7 +417,7 @@ pub trait Backend: Sized {
         pinned: Option<&PinnedRoutes>,
     ) -> Result<(Self::Routing, Self::Buf, Self::RouteSaved)>;
     /// `d_prob` `[T, 1]`: gradient of the chosen class's probability; `d_state`: gradient of the returned state.
-    /// Returns the gradients of `h` and of `prev`.
+    /// Adds the gradient of `h` to `dh`, returns that of `prev`.
     #[allow(clippy::too_many_arguments)]
     fn route_backward(
         &self,
@@ -360,7 +429,8 @@ pub trait Backend: Sized {
         d_prob: &Self::Buf,
         d_state: Option<&Self::Buf>,
         g: RouterParams<&mut Self::Buf>,
-    ) -> Result<(Self::Buf, Option<Self::Buf>)>;
+        dh: &mut Self::Buf,
+    ) -> Result<Option<Self::Buf>>;
     /// Router logits `[T, E + 1]`, for inspection.
     fn route_logits(&self, routing: &Self::Routing, saved: &Self::RouteSaved) -> Result<Self::Buf>;
     /// Chosen class of each row.

@@ -9,19 +9,22 @@ use super::step::StepConfig;
 
 impl StepConfig {
     pub fn of(r: &Recipe) -> Self {
-        let o = &r.optimizer;
-        let optimizer = OptimizerConfig {
-            muon_momentum: o.muon_momentum as f32,
-            muon_weight_decay: o.muon_weight_decay as f32,
-            ns_steps: o.ns_steps,
-            muon_split_gate_up: o.muon_split_gate_up,
-            adam_beta1: o.adam_betas[0] as f32,
-            adam_beta2: o.adam_betas[1] as f32,
-            adam_eps: o.adam_eps as f32,
-            adam_weight_decay: o.adam_weight_decay as f32,
-            clip: (o.clip > 0.0).then_some(o.clip),
-        };
-        Self { optimizer, router_freeze_tokens: r.router.freeze_tokens }
+        Self { optimizer: optimizer_config(r), router_freeze_tokens: r.router.freeze_tokens }
+    }
+}
+
+pub fn optimizer_config(r: &Recipe) -> OptimizerConfig {
+    let o = &r.optimizer;
+    OptimizerConfig {
+        muon_momentum: o.muon_momentum as f32,
+        muon_weight_decay: o.muon_weight_decay as f32,
+        ns_steps: o.ns_steps,
+        muon_split_gate_up: o.muon_split_gate_up,
+        adam_beta1: o.adam_betas[0] as f32,
+        adam_beta2: o.adam_betas[1] as f32,
+        adam_eps: o.adam_eps as f32,
+        adam_weight_decay: o.adam_weight_decay as f32,
+        clip: (o.clip > 0.0).then_some(o.clip),
     }
 }
 

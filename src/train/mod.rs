@@ -1,7 +1,8 @@
 //! The step, the loop, stopping and resuming.
 
+pub mod backend;
 pub mod candle_engine;
-mod config;
+pub mod config;
 pub mod engine;
 mod launcher;
 mod lock;

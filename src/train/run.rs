@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
+use super::backend;
 use super::candle_engine::Candle;
 use super::config::{balance_config, loader_config, source_specs};
-use super::engine::{Engine, Native};
+use super::engine::Engine;
 use super::launcher::refuse_many_ranks;
 use super::lock::RunLock;
 use super::peak::measured_peak_flops;
@@ -23,7 +24,7 @@ use crate::data::{Loader, MixtureState};
 use crate::error::bad_input;
 use crate::failpoint;
 use crate::model::init::initial_values;
-use crate::model::{Model, ParamTable};
+use crate::model::ParamTable;
 use crate::monitor::metrics::{METRICS_FILE, last_step};
 use crate::monitor::progress::Shown;
 use crate::monitor::{MetricsWriter, Progress};
@@ -31,7 +32,6 @@ use crate::optim::schedule::Schedule;
 use crate::plan::flops::Flops;
 use crate::recipe::Recipe;
 use crate::tensor::backend::Batch;
-use crate::tensor::cpu::Cpu;
 
 /// Who computes loss and gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +67,7 @@ pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
     }
     pool.build().context("starting the threads")?.install(|| match options.engine {
         EngineKind::Cpu => {
-            let backend = Cpu::new(recipe.train.precision);
-            Run::start(Native { backend, model: Model::new(recipe.model.clone()) }, recipe, options, stop)?.train()
+            Run::start(backend::native(recipe)?, recipe, options, stop)?.train()
         }
         EngineKind::Candle => {
             Run::start(Candle::new(recipe.model.clone(), recipe.train.precision)?, recipe, options, stop)?.train()

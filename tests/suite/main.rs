@@ -3,6 +3,7 @@
 mod balance;
 mod checkpoint;
 mod checkpoint_kill;
+mod cpu_step;
 mod data;
 mod encoder;
 mod fixtures;

@@ -1,150 +1,323 @@
 //! Row-wise verbs: affine, residual merge, RMSNorm, and the pattern they share: rows in parallel, and sums over rows
 //! (gradients of per-channel parameters) taken chunk by chunk in a fixed order.
 
-use rayon::prelude::*;
+use std::ops::Range;
 
+use super::level::vectorised;
 use super::math::lane_sum;
+use super::par::{self, Shared};
 use crate::tensor::backend::Merge;
 
 /// Rows one task handles. Fixed, so that sums over rows group alike at any thread count.
-pub const ROW_CHUNK: usize = 128;
+pub const ROW_CHUNK: usize = super::packed::MC;
 
-/// Runs `f(row range, partial sums)` over chunks of rows; `sums` receives the partial sums in chunk order.
-/// `f` gets a zeroed slice of `sums.len()` numbers.
-pub fn sum_over_rows(rows: usize, sums: &mut [f32], f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) {
-    let width = sums.len();
-    let partial: Vec<Vec<f32>> = (0..rows.div_ceil(ROW_CHUNK))
-        .into_par_iter()
-        .map(|chunk| {
-            let mut partial = vec![0.0; width];
-            f(chunk * ROW_CHUNK..((chunk + 1) * ROW_CHUNK).min(rows), &mut partial);
-            partial
-        })
-        .collect();
-    for p in partial {
-        add(sums, &p);
-    }
+pub fn num_chunks(rows: usize) -> usize {
+    rows.div_ceil(ROW_CHUNK)
 }
 
-/// `a += b`
-pub fn add(a: &mut [f32], b: &[f32]) {
+/// Numbers of scratch for `sum_over_rows` with sums of `width` in all.
+pub fn sums_len(rows: usize, width: usize) -> usize {
+    num_chunks(rows) * width
+}
+
+/// Runs `f(row range, partial sums)` over chunks of rows; partial sums start at zero and are `width` long. Afterwards `out`
+/// gets the sum over chunks, in their order. `partials`: `sums_len(rows, width)`.
+pub fn sum_over_rows(
+    rows: usize,
+    width: usize,
+    partials: &mut [f32],
+    f: impl Fn(Range<usize>, &mut [f32]) + Sync,
+    out: impl FnMut(usize, f32),
+) {
+    sum_over_rows_with(rows, width, partials, &mut [], 0, |range, sums, _| f(range, sums), out);
+}
+
+/// As `sum_over_rows`; `f` gets its thread's part of `scratch` as well, `per_thread` long.
+pub fn sum_over_rows_with(
+    rows: usize,
+    width: usize,
+    partials: &mut [f32],
+    scratch: &mut [f32],
+    per_thread: usize,
+    f: impl Fn(Range<usize>, &mut [f32], &mut [f32]) + Sync,
+    mut out: impl FnMut(usize, f32),
+) {
+    let partials = &mut partials[..sums_len(rows, width)];
+    let parts = Shared::new(partials);
+    par::tasks_with(num_chunks(rows), scratch, per_thread, |chunk, scratch| {
+        // SAFETY: one part per chunk.
+        let part = unsafe { parts.range(chunk * width, width) };
+        part.fill(0.0);
+        f(chunk * ROW_CHUNK..((chunk + 1) * ROW_CHUNK).min(rows), part, scratch);
+    });
+    if partials.is_empty() {
+        return;
+    }
+    let (total, others) = partials.split_at_mut(width);
+    vectorised(#[inline(always)] || others.chunks(width).for_each(|part| add_inline(total, part)));
+    total.iter().enumerate().for_each(|(i, sum)| out(i, *sum));
+}
+
+#[inline(always)]
+pub fn add_inline(a: &mut [f32], b: &[f32]) {
     for (a, b) in a.iter_mut().zip(b) {
         *a += b;
     }
 }
 
-/// `a += b`, in parallel.
-pub fn add_parallel(a: &mut [f32], b: &[f32]) {
-    const CHUNK: usize = 1 << 15;
-    a.par_chunks_mut(CHUNK).zip(b.par_chunks(CHUNK)).for_each(|(a, b)| add(a, b));
+/// `a += b`
+pub fn add(a: &mut [f32], b: &[f32]) {
+    vectorised(#[inline(always)] || add_inline(a, b));
 }
 
-/// Sums of all rows of `x`, added to `sums`.
-pub fn add_column_sums(x: &[f32], sums: &mut [f32]) {
-    let cols = sums.len();
-    sum_over_rows(x.len() / cols.max(1), sums, |rows, partial| {
-        for row in x[rows.start * cols..rows.end * cols].chunks(cols) {
-            add(partial, row);
-        }
+/// Numbers one task handles where there are no rows.
+const FLAT_CHUNK: usize = 1 << 15;
+
+/// `a += b`, in parallel.
+pub fn add_parallel(a: &mut [f32], b: &[f32]) {
+    let len = a.len();
+    let a = Shared::new(a);
+    par::chunks(len, FLAT_CHUNK, |range| {
+        // SAFETY: chunks are disjoint.
+        add(unsafe { a.range(range.start, range.len()) }, &b[range]);
     });
+}
+
+/// `a = 0`, in parallel.
+pub fn clear(a: &mut [f32]) {
+    let len = a.len();
+    let a = Shared::new(a);
+    // SAFETY: chunks are disjoint.
+    par::chunks(len, FLAT_CHUNK, |range| unsafe { a.range(range.start, range.len()) }.fill(0.0));
 }
 
 /// `(x + bias) * scale`
 pub fn affine(x: &[f32], scale: &[f32], bias: &[f32], y: &mut [f32]) {
     let d = scale.len();
-    y.par_chunks_mut(d * ROW_CHUNK).zip(x.par_chunks(d * ROW_CHUNK)).for_each(|(y, x)| {
-        for (y, x) in y.chunks_mut(d).zip(x.chunks(d)) {
-            for i in 0..d {
-                y[i] = (x[i] + bias[i]) * scale[i];
+    let y = Shared::new(y);
+    par::chunks(x.len() / d, ROW_CHUNK, |rows| {
+        // SAFETY: chunks of rows are disjoint.
+        let y = unsafe { y.range(rows.start * d, rows.len() * d) };
+        vectorised(#[inline(always)] || {
+            for (y, x) in y.chunks_exact_mut(d).zip(x[rows.start * d..].chunks_exact(d)) {
+                let (x, scale, bias) = (&x[..d], &scale[..d], &bias[..d]);
+                for i in 0..d {
+                    y[i] = (x[i] + bias[i]) * scale[i];
+                }
             }
-        }
+        });
     });
 }
 
 /// One side of a merge, or the input affine: `dx = dy * scale`, `d_scale += sum dy (x + bias)`, `d_bias += sum dy * scale`.
-pub fn affine_backward(x: &[f32], scale: &[f32], bias: &[f32], dy: &[f32], d_scale: &mut [f32], d_bias: &mut [f32]) -> Vec<f32> {
+/// `partials`: `sums_len(rows, 2 D)`.
+#[allow(clippy::too_many_arguments)]
+pub fn affine_backward(x: &[f32], scale: &[f32], bias: &[f32], dy: &[f32], dx: &mut [f32], d_scale: &mut [f32], d_bias: &mut [f32], partials: &mut [f32]) {
     let d = scale.len();
-    let mut dx = vec![0.0; x.len()];
-    dx.par_chunks_mut(d * ROW_CHUNK).zip(dy.par_chunks(d * ROW_CHUNK)).for_each(|(dx, dy)| {
-        for (dx, dy) in dx.chunks_mut(d).zip(dy.chunks(d)) {
-            for i in 0..d {
-                dx[i] = dy[i] * scale[i];
-            }
-        }
-    });
-    let mut sums = vec![0.0; 2 * d];
-    sum_over_rows(x.len() / d, &mut sums, |rows, partial| {
-        let (s, b) = partial.split_at_mut(d);
-        for r in rows {
-            let (x, dy) = (&x[r * d..(r + 1) * d], &dy[r * d..(r + 1) * d]);
-            for i in 0..d {
-                s[i] += dy[i] * (x[i] + bias[i]);
-                b[i] += dy[i];
-            }
-        }
-    });
+    let dx = Shared::new(dx);
+    sum_over_rows(
+        x.len() / d,
+        2 * d,
+        partials,
+        |rows, partial| {
+            // SAFETY: chunks of rows are disjoint.
+            let dx = unsafe { dx.range(rows.start * d, rows.len() * d) };
+            let (s, b) = partial.split_at_mut(d);
+            vectorised(#[inline(always)] || {
+                for (t, dx) in rows.zip(dx.chunks_exact_mut(d)) {
+                    affine_backward_row(&x[t * d..][..d], scale, bias, &dy[t * d..][..d], dx, s, b);
+                }
+            });
+        },
+        |i, sum| if i < d { d_scale[i] += sum } else { d_bias[i - d] += sum * scale[i - d] },
+    );
+}
+
+#[inline(always)]
+fn affine_backward_row(x: &[f32], scale: &[f32], bias: &[f32], dy: &[f32], dx: &mut [f32], s: &mut [f32], b: &mut [f32]) {
+    let d = x.len();
+    let (scale, bias, dy, dx, s, b) = (&scale[..d], &bias[..d], &dy[..d], &mut dx[..d], &mut s[..d], &mut b[..d]);
     for i in 0..d {
-        d_scale[i] += sums[i];
-        d_bias[i] += sums[d + i] * scale[i];
+        s[i] += dy[i] * (x[i] + bias[i]);
+        b[i] += dy[i];
+        dx[i] = dy[i] * scale[i];
     }
-    dx
+}
+
+#[inline(always)]
+fn merge_row(branch: &[f32], stream: &[f32], p: Merge<&[f32]>, y: &mut [f32]) {
+    let d = y.len();
+    let (branch, stream) = (&branch[..d], &stream[..d]);
+    let (bb, bs, sb, ss) = (&p.branch_bias[..d], &p.branch_scale[..d], &p.stream_bias[..d], &p.stream_scale[..d]);
+    for i in 0..d {
+        y[i] = (branch[i] + bb[i]) * bs[i] + (stream[i] + sb[i]) * ss[i];
+    }
+}
+
+/// Normalises one row; returns 1 / sqrt(mean(x^2) + eps).
+#[inline(always)]
+pub fn norm_row(x: &[f32], w: &[f32], eps: f64, y: &mut [f32]) -> f32 {
+    let d = x.len();
+    let (w, y) = (&w[..d], &mut y[..d]);
+    let inv = 1.0 / (lane_sum(d, |i| x[i] * x[i]) / d as f32 + eps as f32).sqrt();
+    for i in 0..d {
+        y[i] = x[i] * inv * w[i];
+    }
+    inv
 }
 
 /// `(branch + b) * s + (stream + b') * s'`
 pub fn residual_scale(branch: &[f32], stream: &[f32], p: Merge<&[f32]>, y: &mut [f32]) {
     let d = p.branch_scale.len();
-    let chunk = d * ROW_CHUNK;
-    y.par_chunks_mut(chunk).zip(branch.par_chunks(chunk)).zip(stream.par_chunks(chunk)).for_each(|((y, branch), stream)| {
-        for ((y, branch), stream) in y.chunks_mut(d).zip(branch.chunks(d)).zip(stream.chunks(d)) {
-            for i in 0..d {
-                y[i] = (branch[i] + p.branch_bias[i]) * p.branch_scale[i] + (stream[i] + p.stream_bias[i]) * p.stream_scale[i];
-            }
-        }
-    });
-}
-
-/// Returns y and 1 / sqrt(mean(x^2) + eps) of each row.
-pub fn rms_norm(x: &[f32], w: &[f32], eps: f64) -> (Vec<f32>, Vec<f32>) {
-    let d = w.len();
-    let mut y = vec![0.0; x.len()];
-    let mut inv = vec![0.0; x.len() / d];
-    y.par_chunks_mut(d * ROW_CHUNK).zip(inv.par_chunks_mut(ROW_CHUNK)).zip(x.par_chunks(d * ROW_CHUNK)).for_each(
-        |((y, inv), x)| {
-            for ((y, inv), x) in y.chunks_mut(d).zip(inv).zip(x.chunks(d)) {
-                let mean = lane_sum(d, |i| x[i] * x[i]) / d as f32;
-                *inv = 1.0 / (mean + eps as f32).sqrt();
-                for i in 0..d {
-                    y[i] = x[i] * *inv * w[i];
-                }
-            }
-        },
-    );
-    (y, inv)
-}
-
-/// With g = dy * w and n = 1 / sqrt(mean(x^2) + eps): `dx = n g - x n^3 mean(g x)`, `dw += sum dy x n`.
-pub fn rms_norm_backward(x: &[f32], w: &[f32], inv: &[f32], dy: &[f32], dw: &mut [f32]) -> Vec<f32> {
-    let d = w.len();
-    let mut dx = vec![0.0; x.len()];
-    dx.par_chunks_mut(d * ROW_CHUNK)
-        .zip(inv.par_chunks(ROW_CHUNK))
-        .zip(x.par_chunks(d * ROW_CHUNK))
-        .zip(dy.par_chunks(d * ROW_CHUNK))
-        .for_each(|(((dx, inv), x), dy)| {
-            for (((dx, n), x), dy) in dx.chunks_mut(d).zip(inv).zip(x.chunks(d)).zip(dy.chunks(d)) {
-                let c = lane_sum(d, |i| dy[i] * w[i] * x[i]) / d as f32 * n * n * n;
-                for i in 0..d {
-                    dx[i] = dy[i] * w[i] * n - x[i] * c;
-                }
+    let y = Shared::new(y);
+    par::chunks(stream.len() / d, ROW_CHUNK, |rows| {
+        // SAFETY: chunks of rows are disjoint.
+        let y = unsafe { y.range(rows.start * d, rows.len() * d) };
+        vectorised(#[inline(always)] || {
+            for (t, y) in rows.zip(y.chunks_exact_mut(d)) {
+                merge_row(&branch[t * d..][..d], &stream[t * d..][..d], p, y);
             }
         });
-    sum_over_rows(inv.len(), dw, |rows, partial| {
-        for r in rows {
-            let (x, dy, n) = (&x[r * d..(r + 1) * d], &dy[r * d..(r + 1) * d], inv[r]);
-            for i in 0..d {
-                partial[i] += dy[i] * x[i] * n;
-            }
-        }
     });
-    dx
+}
+
+/// `residual_scale` into `y`, and the norm of that into `h`, with 1 / RMS of each row in `inv`.
+#[allow(clippy::too_many_arguments)]
+pub fn residual_norm(branch: &[f32], stream: &[f32], p: Merge<&[f32]>, w: &[f32], eps: f64, y: &mut [f32], h: &mut [f32], inv: &mut [f32]) {
+    let d = w.len();
+    let (y, h, inv) = (Shared::new(y), Shared::new(h), Shared::new(inv));
+    par::chunks(stream.len() / d, ROW_CHUNK, |rows| {
+        // SAFETY: chunks of rows are disjoint.
+        let (y, h) = unsafe { (y.range(rows.start * d, rows.len() * d), h.range(rows.start * d, rows.len() * d)) };
+        let inv = unsafe { inv.range(rows.start, rows.len()) };
+        vectorised(#[inline(always)] || {
+            for (((t, y), h), inv) in rows.zip(y.chunks_exact_mut(d)).zip(h.chunks_exact_mut(d)).zip(inv) {
+                merge_row(&branch[t * d..][..d], &stream[t * d..][..d], p, y);
+                *inv = norm_row(y, w, eps, h);
+            }
+        });
+    });
+}
+
+/// y, and 1 / sqrt(mean(x^2) + eps) of each row.
+pub fn rms_norm(x: &[f32], w: &[f32], eps: f64, y: &mut [f32], inv: &mut [f32]) {
+    let d = w.len();
+    let (y, inv) = (Shared::new(y), Shared::new(inv));
+    par::chunks(x.len() / d, ROW_CHUNK, |rows| {
+        // SAFETY: chunks of rows are disjoint.
+        let (y, inv) = unsafe { (y.range(rows.start * d, rows.len() * d), inv.range(rows.start, rows.len())) };
+        vectorised(#[inline(always)] || {
+            for ((t, y), inv) in rows.zip(y.chunks_exact_mut(d)).zip(inv) {
+                *inv = norm_row(&x[t * d..][..d], w, eps, y);
+            }
+        });
+    });
+}
+
+/// With g = dy * w and n = 1 / sqrt(mean(x^2) + eps): `dx = n g - x n^3 mean(g x)`, `dw += dy x n`.
+#[inline(always)]
+pub fn norm_backward_row(x: &[f32], w: &[f32], n: f32, dy: &[f32], dx: &mut [f32], dw: &mut [f32]) {
+    let d = x.len();
+    let (w, dy, dx, dw) = (&w[..d], &dy[..d], &mut dx[..d], &mut dw[..d]);
+    let c = lane_sum(d, |i| dy[i] * w[i] * x[i]) / d as f32 * n * n * n;
+    for i in 0..d {
+        dw[i] += dy[i] * x[i] * n;
+        dx[i] = dy[i] * w[i] * n - x[i] * c;
+    }
+}
+
+/// `partials`: `sums_len(rows, D)`.
+pub fn rms_norm_backward(x: &[f32], w: &[f32], inv: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut [f32], partials: &mut [f32]) {
+    let d = w.len();
+    let dx = Shared::new(dx);
+    sum_over_rows(
+        inv.len(),
+        d,
+        partials,
+        |rows, partial| {
+            // SAFETY: chunks of rows are disjoint.
+            let dx = unsafe { dx.range(rows.start * d, rows.len() * d) };
+            vectorised(#[inline(always)] || {
+                for (t, dx) in rows.zip(dx.chunks_exact_mut(d)) {
+                    norm_backward_row(&x[t * d..][..d], w, inv[t], &dy[t * d..][..d], dx, partial);
+                }
+            });
+        },
+        |i, sum| dw[i] += sum,
+    );
+}
+
+/// Inputs of `residual_norm_backward`: what the forward had, and the gradients of its two outputs.
+pub struct ResidualNorm<'a> {
+    pub branch: &'a [f32],
+    pub stream: &'a [f32],
+    pub p: Merge<&'a [f32]>,
+    /// The merged stream.
+    pub y: &'a [f32],
+    pub w: &'a [f32],
+    pub inv: &'a [f32],
+    pub dh: &'a [f32],
+    /// Gradient of the merged stream that did not come through the norm.
+    pub dy: Option<&'a [f32]>,
+}
+
+/// Backward of `residual_norm`. `partials`: `sums_len(rows, 5 D)`.
+pub fn residual_norm_backward(x: ResidualNorm, d_branch: &mut [f32], d_stream: &mut [f32], g: Merge<&mut [f32]>, dw: &mut [f32], partials: &mut [f32]) {
+    let d = x.w.len();
+    let (d_branch, d_stream) = (Shared::new(d_branch), Shared::new(d_stream));
+    sum_over_rows(
+        x.inv.len(),
+        5 * d,
+        partials,
+        |rows, partial| {
+            // SAFETY: chunks of rows are disjoint.
+            let (d_branch, d_stream) =
+                unsafe { (d_branch.range(rows.start * d, rows.len() * d), d_stream.range(rows.start * d, rows.len() * d)) };
+            let mut sums = partial.chunks_exact_mut(d);
+            let [dw, s1, b1, s2, b2] = std::array::from_fn(|_| sums.next().expect("five sums"));
+            vectorised(#[inline(always)] || {
+                for ((t, d_branch), d_stream) in rows.zip(d_branch.chunks_exact_mut(d)).zip(d_stream.chunks_exact_mut(d)) {
+                    let at = t * d..(t + 1) * d;
+                    // The branch's place holds the gradient of the merged stream until both sides have used it.
+                    norm_backward_row(&x.y[at.clone()], x.w, x.inv[t], &x.dh[at.clone()], d_branch, dw);
+                    if let Some(dy) = x.dy {
+                        add_inline(d_branch, &dy[at.clone()]);
+                    }
+                    affine_backward_row(&x.stream[at.clone()], x.p.stream_scale, x.p.stream_bias, d_branch, d_stream, s2, b2);
+                    merge_branch_row(&x.branch[at], x.p.branch_scale, x.p.branch_bias, d_branch, s1, b1);
+                }
+            });
+        },
+        |i, sum| match (i / d, i % d) {
+            (0, i) => dw[i] += sum,
+            (1, i) => g.branch_scale[i] += sum,
+            (2, i) => g.branch_bias[i] += sum * x.p.branch_scale[i],
+            (3, i) => g.stream_scale[i] += sum,
+            (_, i) => g.stream_bias[i] += sum * x.p.stream_scale[i],
+        },
+    );
+}
+
+/// `affine_backward_row` in place: `d` holds dy, then dx.
+#[inline(always)]
+fn merge_branch_row(x: &[f32], scale: &[f32], bias: &[f32], d: &mut [f32], s: &mut [f32], b: &mut [f32]) {
+    let n = x.len();
+    let (scale, bias, d, s, b) = (&scale[..n], &bias[..n], &mut d[..n], &mut s[..n], &mut b[..n]);
+    for i in 0..n {
+        s[i] += d[i] * (x[i] + bias[i]);
+        b[i] += d[i];
+        d[i] *= scale[i];
+    }
+}
+
+/// Sums of the rows of `x`, added to `sums`. `partials`: `sums_len(rows, D)`.
+pub fn add_column_sums(x: &[f32], sums: &mut [f32], partials: &mut [f32]) {
+    let d = sums.len();
+    sum_over_rows(
+        x.len() / d,
+        d,
+        partials,
+        |rows, partial| vectorised(#[inline(always)] || x[rows.start * d..rows.end * d].chunks_exact(d).for_each(|row| add_inline(partial, row))),
+        |i, sum| sums[i] += sum,
+    );
 }

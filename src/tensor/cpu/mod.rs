@@ -1,104 +1,139 @@
-//! The CPU backend: plain f32 vectors, one rayon pool (the one it is called in), products on the `gemm` crate.
+//! The CPU backend: packed products, fused verbs, one arena for all that a step works in, one rayon pool (the one it is
+//! called in). Which instructions it uses is decided at run time (`level`).
 
+pub mod arena;
 pub mod attention;
+pub mod buf;
 pub mod cca;
 pub mod elementwise;
 pub mod experts;
 pub mod gemm;
 pub mod head;
+pub mod level;
 pub mod linear;
 pub mod math;
+pub mod muon;
 pub mod optim;
+pub mod packed;
+pub mod par;
 pub mod router;
 pub mod rows;
 
-use anyhow::{Result, ensure};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
 
 use super::backend::*;
+use super::trace::{self, VerbSpan};
+use arena::{Arena, ArenaUse, Block, Element};
+pub use buf::Buf;
+use buf::Side;
+use packed::Core;
 pub use rows::Rows;
 
-/// A row-major matrix.
 #[derive(Debug, Clone)]
-pub struct Buf {
-    pub(crate) data: Vec<f32>,
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-}
-
-impl Buf {
-    fn new(data: Vec<f32>, cols: usize) -> Self {
-        let rows = data.len().checked_div(cols).unwrap_or(0);
-        debug_assert_eq!(rows * cols, data.len());
-        Self { data, rows, cols }
-    }
-}
-
-#[derive(Debug, Clone, Copy, Default)]
 pub struct Cpu {
-    bf16: bool,
+    /// Products of the model.
+    core: Core,
+    /// Products of the head.
+    head: Core,
+    arena: Arc<Arena>,
+    rope: Arc<cca::RopeTables>,
+}
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Self::new(Precision::F32)
+    }
 }
 
 impl Cpu {
+    /// With an arena that grows as it is used. The head's products are f32.
     pub fn new(precision: Precision) -> Self {
-        Self { bf16: precision == Precision::Bf16 }
+        Self::on(precision, Precision::F32, Arena::growing())
+    }
+
+    /// With products of the head in `head`.
+    pub fn with_head(precision: Precision, head: Precision) -> Self {
+        Self::on(precision, head, Arena::growing())
+    }
+
+    /// A backend that computes nothing and has no memory: running a step on it tells what a step needs (`arena_use`).
+    pub fn planning(precision: Precision, head: Precision) -> Self {
+        Self::on(precision, head, Arena::planning())
+    }
+
+    fn on(precision: Precision, head: Precision, arena: Arc<Arena>) -> Self {
+        let core = |precision| match precision {
+            Precision::F32 => Core::f32(),
+            Precision::Bf16 => Core::bf16(),
+        };
+        Self { core: core(precision), head: core(head), arena, rope: Arc::default() }
+    }
+
+    /// Takes working memory for a step from the system at once, as a planning backend found it.
+    pub fn reserve(&self, bytes: usize) -> Result<()> {
+        self.arena.reserve(bytes).with_context(|| format!("taking {bytes} bytes of working memory for a step"))
+    }
+
+    /// Working memory, so far.
+    pub fn arena_use(&self) -> ArenaUse {
+        self.arena.usage()
+    }
+
+    /// Bytes of the packed copies that a `[rows, cols]` weight of linear maps keeps in training.
+    pub fn pack_bytes(&self, rows: usize, cols: usize) -> usize {
+        Buf::pack_bytes(&self.core, rows, cols)
+    }
+
+    /// As `pack_bytes`, of the head.
+    pub fn head_pack_bytes(&self, rows: usize, cols: usize) -> usize {
+        Buf::pack_bytes(&self.head, rows, cols)
+    }
+
+    fn is_planning(&self) -> bool {
+        self.arena.is_planning()
+    }
+
+    /// Working memory with whatever was there before.
+    fn block<T: Element>(&self, len: usize) -> Result<Block<T>> {
+        self.arena.block(len).with_context(|| format!("taking {} bytes of working memory", len * size_of::<T>()))
+    }
+
+    /// A matrix to be written, with whatever was there before.
+    fn out(&self, rows: usize, cols: usize) -> Result<Buf> {
+        Ok(Buf::in_arena(self.block(rows * cols)?, rows, cols))
+    }
+
+    /// Records a verb that makes `multiply_adds` and works on at least `numbers` f32.
+    fn verb(&self, name: &'static str, multiply_adds: usize, numbers: usize) -> VerbSpan {
+        trace::verb(name, 2.0 * multiply_adds as f64, 4.0 * numbers as f64)
     }
 }
 
-type Ref<'a> = &'a [f32];
-
-fn cca_in<'a>(x: CcaIn<&'a Buf>) -> CcaIn<Ref<'a>> {
-    CcaIn { q: &x.q.data, k: &x.k.data, v_current: &x.v_current.data, v_delayed: &x.v_delayed.data }
+fn len(b: &Buf) -> usize {
+    b.rows * b.cols
 }
 
-fn cca_params<'a>(p: CcaParams<&'a Buf>) -> CcaParams<Ref<'a>> {
-    CcaParams {
-        conv0_weight: &p.conv0_weight.data,
-        conv0_bias: &p.conv0_bias.data,
-        conv1_weight: &p.conv1_weight.data,
-        conv1_bias: &p.conv1_bias.data,
-        temp: &p.temp.data,
-    }
-}
-
-fn qkv<'a>(x: Qkv<&'a Buf>) -> Qkv<Ref<'a>> {
-    Qkv { q: &x.q.data, k: &x.k.data, v: &x.v.data }
-}
-
-fn merge<'a>(p: Merge<&'a Buf>) -> Merge<Ref<'a>> {
+fn merge<'a>(p: Merge<&'a Buf>) -> Merge<&'a [f32]> {
     Merge {
-        branch_scale: &p.branch_scale.data,
-        branch_bias: &p.branch_bias.data,
-        stream_scale: &p.stream_scale.data,
-        stream_bias: &p.stream_bias.data,
+        branch_scale: p.branch_scale.data(),
+        branch_bias: p.branch_bias.data(),
+        stream_scale: p.stream_scale.data(),
+        stream_bias: p.stream_bias.data(),
     }
 }
 
-fn router_params<'a>(p: RouterParams<&'a Buf>) -> RouterParams<Ref<'a>> {
-    RouterParams {
-        down_weight: &p.down_weight.data,
-        down_bias: &p.down_bias.data,
-        gamma: p.gamma.map(|g| &g.data[..]),
-        norm: &p.norm.data,
-        fc1_weight: &p.fc1_weight.data,
-        fc1_bias: &p.fc1_bias.data,
-        fc2_weight: &p.fc2_weight.data,
-        fc2_bias: &p.fc2_bias.data,
-        out: &p.out.data,
-    }
+fn qkv<'a>(x: Qkv<&'a Buf>) -> Qkv<&'a [f32]> {
+    Qkv { q: x.q.data(), k: x.k.data(), v: x.v.data() }
 }
 
-fn router_grads(g: RouterParams<&mut Buf>) -> RouterParams<&mut [f32]> {
-    RouterParams {
-        down_weight: &mut g.down_weight.data,
-        down_bias: &mut g.down_bias.data,
-        gamma: g.gamma.map(|g| &mut g.data[..]),
-        norm: &mut g.norm.data,
-        fc1_weight: &mut g.fc1_weight.data,
-        fc1_bias: &mut g.fc1_bias.data,
-        fc2_weight: &mut g.fc2_weight.data,
-        fc2_bias: &mut g.fc2_bias.data,
-        out: &mut g.out.data,
-    }
+/// Multiplications and additions of causal attention's forward.
+fn attention_multiply_adds(rows: &Rows, shape: &AttentionShape) -> usize {
+    let keys = shape.window.map_or(rows.seq, |w| w.min(rows.seq));
+    // Mean number of keys, past ones included.
+    let mean = rows.past as f64 + keys as f64 - (keys * keys) as f64 / (2.0 * rows.seq.max(1) as f64);
+    (2.0 * mean * (rows.tokens() * shape.num_query_heads * shape.head_dim) as f64) as usize
 }
 
 impl Backend for Cpu {
@@ -106,23 +141,24 @@ impl Backend for Cpu {
     type Rows = Rows;
     type Routing = router::Routing;
     /// 1 / RMS of each row.
-    type NormSaved = Vec<f32>;
+    type NormSaved = Block<f32>;
     type CcaSaved = cca::Saved;
-    type AttentionSaved = attention::Saved;
+    /// Log-sum-exp of each row and head.
+    type AttentionSaved = Block<f32>;
     type RouteSaved = router::Saved;
     type ExpertSaved = experts::Saved;
 
     fn zeros(&self, rows: usize, cols: usize) -> Result<Buf> {
-        Ok(Buf { data: vec![0.0; rows * cols], rows, cols })
+        Ok(if self.is_planning() { Buf::planned(rows, cols) } else { Buf::own(vec![0.0; rows * cols], rows, cols) })
     }
 
     fn upload(&self, data: &[f32], rows: usize, cols: usize) -> Result<Buf> {
         ensure!(data.len() == rows * cols, "a buffer of {rows} x {cols} got {} numbers", data.len());
-        Ok(Buf { data: data.to_vec(), rows, cols })
+        Ok(if self.is_planning() { Buf::planned(rows, cols) } else { Buf::own(data.to_vec(), rows, cols) })
     }
 
     fn download(&self, buf: &Buf) -> Result<Vec<f32>> {
-        Ok(buf.data.clone())
+        Ok(if self.is_planning() { vec![0.0; len(buf)] } else { buf.data().to_vec() })
     }
 
     fn shape(&self, buf: &Buf) -> [usize; 2] {
@@ -134,100 +170,210 @@ impl Backend for Cpu {
     }
 
     fn clear(&self, buf: &mut Buf) -> Result<()> {
-        buf.data.fill(0.0);
+        if !self.is_planning() {
+            elementwise::clear(buf.data_mut());
+        }
         Ok(())
     }
 
     fn add_assign(&self, a: &mut Buf, b: &Buf) -> Result<()> {
-        elementwise::add_parallel(&mut a.data, &b.data);
+        let _span = self.verb("add_assign", 0, 3 * len(a));
+        if !self.is_planning() {
+            elementwise::add_parallel(a.data_mut(), b.data());
+        }
         Ok(())
     }
 
     fn mask_rows(&self, rows: &Rows, mut x: Buf) -> Result<Buf> {
-        rows::mask_rows(rows, &mut x.data, x.cols);
+        if !self.is_planning() && !rows.valid.is_empty() {
+            let cols = x.cols;
+            rows::mask_rows(rows, x.data_mut(), cols);
+        }
         Ok(x)
     }
 
     fn concat_rows(&self, batch: usize, a: &Buf, b: &Buf) -> Result<Buf> {
-        Ok(Buf::new(rows::concat_rows(batch, &a.data, &b.data), b.cols))
+        let mut out = self.out(a.rows + b.rows, b.cols)?;
+        if !self.is_planning() {
+            rows::concat_rows(batch, a.data(), b.data(), out.data_mut());
+        }
+        Ok(out)
     }
 
     fn last_rows(&self, batch: usize, x: &Buf, n: usize) -> Result<Buf> {
         ensure!(n * batch <= x.rows, "the last {n} rows of {batch} sequences were asked of {} rows", x.rows);
-        Ok(Buf::new(rows::last_rows(batch, &x.data, n, x.cols), x.cols))
+        let mut out = self.out(n * batch, x.cols)?;
+        if !self.is_planning() {
+            rows::last_rows(batch, x.data(), n, x.cols, out.data_mut());
+        }
+        Ok(out)
     }
 
     fn embed(&self, rows: &Rows, table: &Buf) -> Result<Buf> {
         rows::check_ids(&rows.ids, table.rows)?;
-        Ok(Buf::new(rows::embed(rows, &table.data, table.cols), table.cols))
+        let mut y = self.out(rows.tokens(), table.cols)?;
+        let _span = self.verb("embed", 0, 2 * len(&y));
+        if !self.is_planning() {
+            rows::embed(rows, table.data(), table.cols, y.data_mut());
+        }
+        Ok(y)
     }
 
     fn embed_backward(&self, rows: &Rows, dy: &Buf, pad: Option<u32>, d_table: &mut Buf) -> Result<()> {
-        rows::embed_backward(rows, &dy.data, pad, &mut d_table.data, dy.cols);
+        let mut order = self.block::<u32>(rows.tokens())?;
+        let _span = self.verb("embed_backward", 0, 3 * len(dy));
+        if !self.is_planning() {
+            rows::embed_backward(rows, dy.data(), pad, d_table.data_mut(), dy.cols, &mut order);
+        }
         Ok(())
     }
 
     fn affine(&self, x: &Buf, scale: &Buf, bias: &Buf) -> Result<Buf> {
-        let mut y = vec![0.0; x.data.len()];
-        elementwise::affine(&x.data, &scale.data, &bias.data, &mut y);
-        Ok(Buf::new(y, x.cols))
+        let mut y = self.out(x.rows, x.cols)?;
+        let _span = self.verb("affine", 0, 2 * len(x));
+        if !self.is_planning() {
+            elementwise::affine(x.data(), scale.data(), bias.data(), y.data_mut());
+        }
+        Ok(y)
     }
 
     fn affine_backward(&self, x: &Buf, scale: &Buf, bias: &Buf, dy: &Buf, d_scale: &mut Buf, d_bias: &mut Buf) -> Result<Buf> {
-        let dx = elementwise::affine_backward(&x.data, &scale.data, &bias.data, &dy.data, &mut d_scale.data, &mut d_bias.data);
-        Ok(Buf::new(dx, x.cols))
+        let mut dx = self.out(x.rows, x.cols)?;
+        let mut partials = self.block(elementwise::sums_len(x.rows, 2 * x.cols))?;
+        let _span = self.verb("affine_backward", 0, 3 * len(x));
+        if !self.is_planning() {
+            let (d_scale, d_bias) = (d_scale.data_mut(), d_bias.data_mut());
+            elementwise::affine_backward(x.data(), scale.data(), bias.data(), dy.data(), dx.data_mut(), d_scale, d_bias, &mut partials);
+        }
+        Ok(dx)
     }
 
     fn residual_scale(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>) -> Result<Buf> {
-        let mut y = vec![0.0; stream.data.len()];
-        elementwise::residual_scale(&branch.data, &stream.data, merge(p), &mut y);
-        Ok(Buf::new(y, stream.cols))
+        let mut y = self.out(stream.rows, stream.cols)?;
+        let _span = self.verb("residual_scale", 0, 3 * len(stream));
+        if !self.is_planning() {
+            elementwise::residual_scale(branch.data(), stream.data(), merge(p), y.data_mut());
+        }
+        Ok(y)
     }
 
-    fn residual_scale_backward(
-        &self,
-        branch: &Buf,
-        stream: &Buf,
-        p: Merge<&Buf>,
-        dy: &Buf,
-        g: Merge<&mut Buf>,
-    ) -> Result<(Buf, Buf)> {
+    fn residual_scale_backward(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>, dy: &Buf, g: Merge<&mut Buf>) -> Result<(Buf, Buf)> {
         let d_branch = self.affine_backward(branch, p.branch_scale, p.branch_bias, dy, g.branch_scale, g.branch_bias)?;
         let d_stream = self.affine_backward(stream, p.stream_scale, p.stream_bias, dy, g.stream_scale, g.stream_bias)?;
         Ok((d_branch, d_stream))
     }
 
-    fn rms_norm(&self, x: &Buf, weight: &Buf, eps: f64) -> Result<(Buf, Vec<f32>)> {
-        let (y, inv) = elementwise::rms_norm(&x.data, &weight.data, eps);
-        Ok((Buf::new(y, x.cols), inv))
+    fn rms_norm(&self, x: &Buf, weight: &Buf, eps: f64) -> Result<(Buf, Block<f32>)> {
+        let (mut y, mut inv) = (self.out(x.rows, x.cols)?, self.block(x.rows)?);
+        let _span = self.verb("rms_norm", 0, 2 * len(x));
+        if !self.is_planning() {
+            elementwise::rms_norm(x.data(), weight.data(), eps, y.data_mut(), &mut inv);
+        }
+        Ok((y, inv))
     }
 
-    fn rms_norm_backward(&self, x: &Buf, weight: &Buf, saved: &Vec<f32>, dy: &Buf, d_weight: &mut Buf) -> Result<Buf> {
-        let dx = elementwise::rms_norm_backward(&x.data, &weight.data, saved, &dy.data, &mut d_weight.data);
-        Ok(Buf::new(dx, x.cols))
+    fn rms_norm_backward(&self, x: &Buf, weight: &Buf, saved: &Block<f32>, dy: &Buf, d_weight: &mut Buf) -> Result<Buf> {
+        let mut dx = self.out(x.rows, x.cols)?;
+        let mut partials = self.block(elementwise::sums_len(x.rows, x.cols))?;
+        let _span = self.verb("rms_norm_backward", 0, 3 * len(x));
+        if !self.is_planning() {
+            let d_weight = d_weight.data_mut();
+            elementwise::rms_norm_backward(x.data(), weight.data(), saved, dy.data(), dx.data_mut(), d_weight, &mut partials);
+        }
+        Ok(dx)
+    }
+
+    fn residual_norm(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>, norm: &Buf, eps: f64) -> Result<(Buf, Buf, Block<f32>)> {
+        let (rows, cols) = (stream.rows, stream.cols);
+        let (mut y, mut h, mut inv) = (self.out(rows, cols)?, self.out(rows, cols)?, self.block(rows)?);
+        let _span = self.verb("residual_norm", 0, 4 * len(stream));
+        if !self.is_planning() {
+            let (branch, stream) = (branch.data(), stream.data());
+            elementwise::residual_norm(branch, stream, merge(p), norm.data(), eps, y.data_mut(), h.data_mut(), &mut inv);
+        }
+        Ok((y, h, inv))
+    }
+
+    fn residual_norm_backward(
+        &self,
+        x: ResidualNorm<'_, Self>,
+        dh: &Buf,
+        dy: Option<&Buf>,
+        g: Merge<&mut Buf>,
+        d_norm: &mut Buf,
+    ) -> Result<(Buf, Buf)> {
+        let (rows, cols) = (x.stream.rows, x.stream.cols);
+        let (mut d_branch, mut d_stream) = (self.out(rows, cols)?, self.out(rows, cols)?);
+        let mut partials = self.block(elementwise::sums_len(rows, 5 * cols))?;
+        let _span = self.verb("residual_norm_backward", 0, 7 * len(x.stream));
+        if !self.is_planning() {
+            let x = elementwise::ResidualNorm {
+                branch: x.branch.data(),
+                stream: x.stream.data(),
+                p: merge(x.p),
+                y: x.y.data(),
+                w: x.norm.data(),
+                inv: x.saved,
+                dh: dh.data(),
+                dy: dy.map(Buf::data),
+            };
+            let g = Merge {
+                branch_scale: g.branch_scale.data_mut(),
+                branch_bias: g.branch_bias.data_mut(),
+                stream_scale: g.stream_scale.data_mut(),
+                stream_bias: g.stream_bias.data_mut(),
+            };
+            elementwise::residual_norm_backward(x, d_branch.data_mut(), d_stream.data_mut(), g, d_norm.data_mut(), &mut partials);
+        }
+        Ok((d_branch, d_stream))
     }
 
     fn linear(&self, x: &Buf, w: &Buf) -> Result<Buf> {
-        Ok(Buf::new(linear::forward(&x.data, &w.data, w.cols, w.rows, self.bf16), w.rows))
+        Ok(self.project(x, [w])?.into_iter().next().expect("one map"))
     }
 
     fn linear_backward(&self, x: &Buf, w: &Buf, dy: &Buf, d_weight: &mut Buf) -> Result<Buf> {
-        linear::add_weight_gradient(&x.data, &dy.data, &mut d_weight.data, w.cols, w.rows, self.bf16);
-        Ok(Buf::new(linear::input_gradient(&w.data, &dy.data, w.cols, w.rows, self.bf16), w.cols))
+        self.project_backward(x, [w], [dy], [d_weight])
     }
 
-    fn cca_mix(
-        &self,
-        rows: &Rows,
-        shape: CcaShape,
-        x: CcaIn<&Buf>,
-        p: CcaParams<&Buf>,
-        halo: Option<Halo<&Buf>>,
-    ) -> Result<(Qkv<Buf>, cca::Saved)> {
-        let (q_dim, kv_dim) = (x.q.cols, x.k.cols);
-        let halo = halo.map(|h| Halo { q: &h.q.data[..], k: &h.k.data[..], v_delayed: &h.v_delayed.data[..] });
-        let (out, saved) = cca::forward(rows, shape, cca_in(x), cca_params(p), halo, self.bf16);
-        Ok((Qkv { q: Buf::new(out.q, q_dim), k: Buf::new(out.k, kv_dim), v: Buf::new(out.v, kv_dim) }, saved))
+    fn project<const N: usize>(&self, x: &Buf, weights: [&Buf; N]) -> Result<[Buf; N]> {
+        let mut y = all(weights.map(|w| self.out(x.rows, w.rows)))?;
+        let mut scratch = self.block(linear::scratch_len())?;
+        let outs: usize = weights.iter().map(|w| w.rows).sum();
+        let _span = self.verb("project", outs * len(x), len(x) + outs * (x.rows + x.cols));
+        if !self.is_planning() {
+            let packs = weights.map(|w| w.packed(&self.core, Side::Forward));
+            let mut maps = y.iter_mut().zip(&packs).map(|(y, pack)| linear::Map { weight: pack.panels(), y: y.data_mut() });
+            let mut maps: [linear::Map; N] = std::array::from_fn(|_| maps.next().expect("one a weight"));
+            linear::forward(&self.core, x.data(), x.cols, &mut maps, &mut scratch);
+        }
+        Ok(y)
+    }
+
+    fn project_backward<const N: usize>(&self, x: &Buf, weights: [&Buf; N], dy: [&Buf; N], d_weights: [&mut Buf; N]) -> Result<Buf> {
+        let mut dx = self.out(x.rows, x.cols)?;
+        let of_weight = weights.iter().map(|w| linear::weight_gradient_scratch(&self.core, x.rows, w.rows, w.cols));
+        let mut scratch = self.block(of_weight.max().unwrap_or(0).max(linear::scratch_len()))?;
+        let outs: usize = weights.iter().map(|w| w.rows).sum();
+        let _span = self.verb("project_backward", 2 * outs * len(x), 2 * len(x) + outs * (2 * x.rows + 3 * x.cols));
+        if !self.is_planning() {
+            let packs = weights.map(|w| w.packed(&self.core, Side::Backward));
+            let parts: [linear::Back; N] = std::array::from_fn(|i| linear::Back { dy: dy[i].data(), weight: packs[i].panels() });
+            linear::input_gradient(&self.core, &parts, x.cols, dx.data_mut(), &mut scratch);
+            for (dy, dw) in dy.into_iter().zip(d_weights) {
+                let (rows, cols) = (dw.rows, dw.cols);
+                linear::weight_gradient(&self.core, x.data(), dy.data(), rows, cols, dw.data_mut(), &mut scratch);
+            }
+        }
+        Ok(dx)
+    }
+
+    fn cca_mix(&self, rows: &Rows, shape: CcaShape, x: CcaIn<&Buf>, p: CcaParams<&Buf>, halo: Option<Halo<&Buf>>) -> Result<(Qkv<Buf>, cca::Saved)> {
+        let channels = x.q.cols + x.k.cols;
+        let numbers = rows.tokens() * (2 * channels + 2 * x.k.cols);
+        let _span = self.verb("cca_mix", 2 * rows.tokens() * channels * shape.head_dim, numbers);
+        let halo = halo.filter(|_| !self.is_planning()).map(|h| Halo { q: h.q.data(), k: h.k.data(), v_delayed: h.v_delayed.data() });
+        cca::forward(self, rows, shape, x, p, halo)
     }
 
     fn cca_mix_backward(
@@ -240,27 +386,21 @@ impl Backend for Cpu {
         d: Qkv<&Buf>,
         g: CcaParams<&mut Buf>,
     ) -> Result<CcaIn<Buf>> {
-        let (q_dim, kv_dim) = (x.q.cols, x.k.cols);
-        let g = CcaParams {
-            conv0_weight: &mut g.conv0_weight.data[..],
-            conv0_bias: &mut g.conv0_bias.data[..],
-            conv1_weight: &mut g.conv1_weight.data[..],
-            conv1_bias: &mut g.conv1_bias.data[..],
-            temp: &mut g.temp.data[..],
-        };
-        let dx = cca::backward(rows, shape, cca_in(x), cca_params(p), saved, qkv(d), g, self.bf16);
-        Ok(CcaIn {
-            q: Buf::new(dx.q, q_dim),
-            k: Buf::new(dx.k, kv_dim),
-            v_current: Buf::new(dx.v_current, kv_dim / 2),
-            v_delayed: Buf::new(dx.v_delayed, kv_dim / 2),
-        })
+        let channels = x.q.cols + x.k.cols;
+        let numbers = rows.tokens() * (4 * channels + 3 * x.k.cols);
+        let _span = self.verb("cca_mix_backward", 4 * rows.tokens() * channels * shape.head_dim, numbers);
+        cca::backward(self, rows, shape, x, p, saved, d, g)
     }
 
-    fn causal_attention(&self, rows: &Rows, shape: AttentionShape, x: Qkv<&Buf>) -> Result<(Buf, attention::Saved)> {
-        let cols = x.q.cols;
-        let (out, saved) = attention::forward(rows, shape, qkv(x));
-        Ok((Buf::new(out, cols), saved))
+    fn causal_attention(&self, rows: &Rows, shape: AttentionShape, x: Qkv<&Buf>) -> Result<(Buf, Block<f32>)> {
+        let mut out = self.out(x.q.rows, x.q.cols)?;
+        let mut lse = self.block(x.q.rows * shape.num_query_heads)?;
+        let mut scratch = self.block(attention::forward_scratch(&self.core, rows, shape))?;
+        let _span = self.verb("causal_attention", attention_multiply_adds(rows, &shape), 2 * len(x.q) + 2 * len(x.k));
+        if !self.is_planning() {
+            attention::forward(&self.core, rows, shape, qkv(x), out.data_mut(), &mut lse, &mut scratch);
+        }
+        Ok((out, lse))
     }
 
     fn causal_attention_backward(
@@ -268,14 +408,21 @@ impl Backend for Cpu {
         rows: &Rows,
         shape: AttentionShape,
         x: Qkv<&Buf>,
-        _out: &Buf,
-        saved: &attention::Saved,
+        out: &Buf,
+        saved: &Block<f32>,
         d_out: &Buf,
     ) -> Result<Qkv<Buf>> {
         ensure!(rows.past == 0, "attention has a backward only without a cache");
         let (q_dim, kv_dim) = (x.q.cols, x.k.cols);
-        let d = attention::backward(rows, shape, qkv(x), saved, &d_out.data);
-        Ok(Qkv { q: Buf::new(d.q, q_dim), k: Buf::new(d.k, kv_dim), v: Buf::new(d.v, kv_dim) })
+        let mut d = Qkv { q: self.out(x.q.rows, q_dim)?, k: self.out(x.k.rows, kv_dim)?, v: self.out(x.v.rows, kv_dim)? };
+        let mut scratch = self.block(attention::backward_scratch(&self.core, rows, shape))?;
+        let multiply_adds = attention_multiply_adds(rows, &shape) * 5 / 2;
+        let _span = self.verb("causal_attention_backward", multiply_adds, 4 * len(x.q) + 4 * len(x.k));
+        if !self.is_planning() {
+            let grads = Qkv { q: d.q.data_mut(), k: d.k.data_mut(), v: d.v.data_mut() };
+            attention::backward(&self.core, rows, shape, qkv(x), out.data(), saved, d_out.data(), grads, &mut scratch);
+        }
+        Ok(d)
     }
 
     fn route(
@@ -293,11 +440,10 @@ impl Backend for Cpu {
             ensure!(routes.len() == rows.tokens(), "{} pinned routes for {} tokens", routes.len(), rows.tokens());
             ensure!(routes.iter().all(|c| (*c as usize) < classes), "a pinned route is not below {classes}");
         }
-        let width = p.norm.cols;
-        let prev = prev.map(|b| &b.data[..]);
-        let (routing, state, saved) =
-            router::forward(rows, &h.data, prev, router_params(p), &balancing_biases.data, norm_eps, pinned, self.bf16);
-        Ok((routing, Buf::new(state, width), saved))
+        let (r, classes) = (p.norm.cols, balancing_biases.cols);
+        let weights = h.cols * r + 2 * r * r + r * classes;
+        let _span = self.verb("route", rows.tokens() * weights, len(h) + rows.tokens() * 5 * r);
+        router::forward(self, rows, h, prev, p, balancing_biases, norm_eps, pinned)
     }
 
     fn route_backward(
@@ -310,24 +456,24 @@ impl Backend for Cpu {
         d_prob: &Buf,
         d_state: Option<&Buf>,
         g: RouterParams<&mut Buf>,
-    ) -> Result<(Buf, Option<Buf>)> {
-        let width = p.norm.cols;
-        let (prev, d_state) = (prev.map(|b| &b.data[..]), d_state.map(|b| &b.data[..]));
-        let (dh, d_prev) =
-            router::backward(&h.data, prev, router_params(p), routing, saved, &d_prob.data, d_state, router_grads(g), self.bf16);
-        Ok((Buf::new(dh, h.cols), d_prev.map(|d| Buf::new(d, width))))
+        dh: &mut Buf,
+    ) -> Result<Option<Buf>> {
+        let r = p.norm.cols;
+        let weights = h.cols * r + 2 * r * r + r * p.out.rows;
+        let _span = self.verb("route_backward", 2 * h.rows * weights, 3 * len(h) + h.rows * 10 * r);
+        router::backward(self, h, prev, p, routing, saved, d_prob, d_state, g, dh)
     }
 
     fn route_logits(&self, routing: &router::Routing, saved: &router::Saved) -> Result<Buf> {
-        Ok(Buf::new(saved.logits.clone(), routing.counts.len()))
+        self.upload(&saved.logits, saved.logits.len() / routing.counts.len(), routing.counts.len())
     }
 
     fn route_choices(&self, routing: &router::Routing) -> Result<Vec<u32>> {
-        Ok(routing.choice.clone())
+        Ok(routing.choice.to_vec())
     }
 
     fn route_probs(&self, routing: &router::Routing) -> Result<Vec<f32>> {
-        Ok(routing.prob.clone())
+        Ok(routing.prob.to_vec())
     }
 
     fn route_counts(&self, routing: &router::Routing) -> Result<Vec<u64>> {
@@ -335,8 +481,10 @@ impl Backend for Cpu {
     }
 
     fn expert_ffn(&self, h: &Buf, routing: &router::Routing, experts: &[Buf], skip: SkipMode) -> Result<(Buf, experts::Saved)> {
-        let (y, saved) = experts::forward(&h.data, h.cols, routing, experts, skip, self.bf16);
-        Ok((Buf::new(y, h.cols), saved))
+        let weights = experts.first().map_or(0, len) + experts.get(1).map_or(0, len);
+        let width = experts.first().map_or(0, |w| w.rows);
+        let _span = self.verb("expert_ffn", h.rows * weights, 2 * len(h) + h.rows * width + experts.iter().map(len).sum::<usize>());
+        experts::forward(self, h, routing, experts, skip)
     }
 
     fn expert_ffn_backward(
@@ -349,40 +497,98 @@ impl Backend for Cpu {
         dy: &Buf,
         g: &mut [Buf],
     ) -> Result<(Buf, Buf)> {
-        let (dh, d_prob) = experts::backward(&h.data, h.cols, routing, experts, skip, saved, &dy.data, g, self.bf16);
-        Ok((Buf::new(dh, h.cols), Buf::new(d_prob, 1)))
+        let weights = experts.first().map_or(0, len) + experts.get(1).map_or(0, len);
+        let width = experts.first().map_or(0, |w| w.rows);
+        let numbers = 3 * len(h) + h.rows * width + 3 * experts.iter().map(len).sum::<usize>();
+        let _span = self.verb("expert_ffn_backward", 2 * h.rows * weights, numbers);
+        experts::backward(self, h, routing, experts, skip, saved, dy, g)
     }
 
     fn logits(&self, y: &Buf, head: &Buf) -> Result<Buf> {
-        let mut out = vec![0.0; y.rows * head.rows];
-        head::logits(&y.data, &head.data, y.cols, &mut out);
-        Ok(Buf::new(out, head.rows))
+        let mut out = self.out(y.rows, head.rows)?;
+        let mut scratch = self.block(linear::scratch_len())?;
+        let _span = self.verb("logits", len(y) * head.rows, len(y) + len(head) + len(&out));
+        if !self.is_planning() {
+            let core = Core::f32();
+            let pack = head.packed(&core, Side::Forward);
+            let mut map = [linear::Map { weight: pack.panels(), y: out.data_mut() }];
+            linear::forward(&core, y.data(), y.cols, &mut map, &mut scratch);
+        }
+        Ok(out)
     }
 
     fn cross_entropy(&self, rows: &Rows, y: &Buf, head: &Buf) -> Result<Loss> {
         check_labels(rows, head)?;
-        Ok(head::cross_entropy(rows, &y.data, &head.data, y.cols, None))
+        let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
+        let mut scratch = self.block(head::scratch_len(&self.head, labelled, y.cols, head.rows, false))?;
+        let _span = self.verb("cross_entropy", labelled * len(head), len(y) + len(head));
+        if self.is_planning() || labelled == 0 {
+            return Ok(Loss::default());
+        }
+        let forward = head.packed(&self.head, Side::Forward);
+        Ok(head::cross_entropy(&self.head, &rows.labels, y.data(), head.data(), forward.panels(), y.cols, None, &mut scratch))
     }
 
     fn cross_entropy_backward(&self, rows: &Rows, y: &Buf, head: &Buf, grad_scale: f32, d_head: &mut Buf) -> Result<(Loss, Buf)> {
         check_labels(rows, head)?;
-        let mut dy = vec![0.0; y.data.len()];
-        let gradient = head::Gradient { scale: grad_scale, d_head: &mut d_head.data, dy: &mut dy };
-        let loss = head::cross_entropy(rows, &y.data, &head.data, y.cols, Some(gradient));
-        Ok((loss, Buf::new(dy, y.cols)))
+        let mut dy = self.out(y.rows, y.cols)?;
+        let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
+        let mut scratch = self.block(head::scratch_len(&self.head, labelled, y.cols, head.rows, true))?;
+        let _span = self.verb("cross_entropy_backward", 3 * labelled * len(head), 2 * len(y) + 3 * len(head));
+        if self.is_planning() || labelled == 0 {
+            if !self.is_planning() {
+                elementwise::clear(dy.data_mut());
+            }
+            return Ok((Loss::default(), dy));
+        }
+        let (forward, backward) = (head.packed(&self.head, Side::Forward), head.packed(&self.head, Side::Backward));
+        let gradient = head::Gradient {
+            scale: grad_scale,
+            d_head: d_head.data_mut(),
+            dy: dy.data_mut(),
+            backward: backward.panels(),
+        };
+        let (labels, y, weights, d) = (&rows.labels, y.data(), head.data(), y.cols);
+        let loss = head::cross_entropy(&self.head, labels, y, weights, forward.panels(), d, Some(gradient), &mut scratch);
+        Ok((loss, dy))
     }
 
     fn sq_norm(&self, x: &Buf) -> Result<f64> {
-        Ok(optim::sq_norm(&x.data))
+        Ok(if self.is_planning() { 0.0 } else { optim::sq_norm(x.data()) })
     }
 
     fn muon(&self, items: &mut [MuonItem<'_, Buf>], step: MuonStep) -> Result<()> {
-        optim::muon(items, step);
+        let shapes = || items.iter().map(|i| (i.weight.rows / i.row_blocks, i.weight.cols));
+        let mut scratch = self.block(muon::scratch_len(&self.core, shapes()))?;
+        let multiply_adds = |(rows, cols): (usize, usize)| {
+            let (m, n) = (rows.min(cols), rows.max(cols));
+            step.ns_steps * (2 * m * m * n + m * m * m)
+        };
+        let all: usize = items.iter().zip(shapes()).map(|(item, shape)| item.row_blocks * multiply_adds(shape)).sum();
+        let _span = self.verb("muon", all, items.iter().map(|i| 5 * len(i.weight)).sum());
+        if self.is_planning() {
+            return Ok(());
+        }
+        let mut items: Vec<muon::Item> = items
+            .iter_mut()
+            .map(|item| muon::Item {
+                rows: item.weight.rows,
+                cols: item.weight.cols,
+                row_blocks: item.row_blocks,
+                weight: item.weight.data_mut(),
+                grad: item.grad.data(),
+                momentum: item.momentum.data_mut(),
+            })
+            .collect();
+        muon::muon(&self.core, &mut items, step, &mut scratch);
         Ok(())
     }
 
     fn adamw(&self, weight: &mut Buf, grad: &Buf, m: &mut Buf, v: &mut Buf, step: AdamWStep) -> Result<()> {
-        optim::adamw(&mut weight.data, &grad.data, &mut m.data, &mut v.data, step);
+        let _span = self.verb("adamw", 0, 7 * len(grad));
+        if !self.is_planning() {
+            optim::adamw(weight.data_mut(), grad.data(), m.data_mut(), v.data_mut(), step);
+        }
         Ok(())
     }
 }

@@ -1,22 +1,27 @@
 //! The router (spec 1.6): down-projection, depth averaging, norm, a two-layer MLP, softmax, biased argmax; and the grouping
-//! of rows by expert that follows from it.
+//! of rows by expert that follows from it. Both directions go block of rows by block of rows, all layers of a block together.
 
-use rayon::prelude::*;
+use anyhow::Result;
 
-use super::elementwise::{ROW_CHUNK, add_column_sums, rms_norm, rms_norm_backward, sum_over_rows};
+use super::arena::Block;
+use super::buf::{Buf, Side};
+use super::elementwise::{ROW_CHUNK, add_inline, norm_backward_row, norm_row, sum_over_rows_with, sums_len};
+use super::level::vectorised;
+use super::linear::{self, LEFT_SCRATCH};
 use super::math::{exp, gelu, gelu_derivative};
+use super::par::{self, Shared};
 use super::rows::Rows;
-use super::{elementwise, linear};
+use super::Cpu;
 use crate::tensor::backend::{PinnedRoutes, RouterParams};
 
 /// What was decided for each row.
 pub struct Routing {
     /// Chosen class; E is the skip class.
-    pub choice: Vec<u32>,
+    pub choice: Block<u32>,
     /// Its probability.
-    pub prob: Vec<f32>,
+    pub prob: Block<f32>,
     /// Rows sorted by class, rows of one class in their order in the batch.
-    pub order: Vec<u32>,
+    pub order: Block<u32>,
     /// Where each class begins in `order`; E + 2 numbers.
     pub offsets: Vec<usize>,
     /// Real rows per class.
@@ -24,165 +29,267 @@ pub struct Routing {
 }
 
 impl Routing {
-    fn new(rows: &Rows, choice: Vec<u32>, prob: Vec<f32>, classes: usize) -> Self {
-        let mut counts = vec![0; classes];
-        let mut offsets = vec![0; classes + 1];
-        for (t, c) in choice.iter().enumerate() {
-            offsets[*c as usize + 1] += 1;
-            counts[*c as usize] += rows.is_valid(t) as u64;
+    /// Sorts the rows by `choice`.
+    fn group(&mut self, rows: &Rows) {
+        self.counts.fill(0);
+        self.offsets.fill(0);
+        for (t, c) in self.choice.iter().enumerate() {
+            self.offsets[*c as usize + 1] += 1;
+            self.counts[*c as usize] += rows.is_valid(t) as u64;
         }
-        for c in 0..classes {
-            offsets[c + 1] += offsets[c];
+        for c in 1..self.offsets.len() {
+            self.offsets[c] += self.offsets[c - 1];
         }
-        let mut next = offsets.clone();
-        let mut order = vec![0; choice.len()];
-        for (t, c) in choice.iter().enumerate() {
-            order[next[*c as usize]] = t as u32;
+        let mut next = self.offsets.clone();
+        for (t, c) in self.choice.iter().enumerate() {
+            self.order[next[*c as usize]] = t as u32;
             next[*c as usize] += 1;
         }
-        Self { choice, prob, order, offsets, counts }
     }
 }
 
-/// Intermediate results: state r, normed t, both hidden layers before and after GELU, logits and probabilities.
+/// Intermediate results of all rows: state r, its norm and 1 / RMS, both hidden layers before GELU, logits and probabilities.
 pub struct Saved {
-    state: Vec<f32>,
-    normed: Vec<f32>,
-    inv_rms: Vec<f32>,
-    hidden1: Vec<f32>,
-    hidden2: Vec<f32>,
-    pub logits: Vec<f32>,
-    probs: Vec<f32>,
+    state: Block<f32>,
+    normed: Block<f32>,
+    inv_rms: Block<f32>,
+    hidden1: Block<f32>,
+    hidden2: Block<f32>,
+    pub logits: Block<f32>,
+    probs: Block<f32>,
 }
 
+/// `out = gelu(x)`
+fn gelu_rows(x: &[f32], out: &mut [f32]) {
+    vectorised(#[inline(always)] || out.iter_mut().zip(x).for_each(|(out, x)| *out = gelu(*x)));
+}
+
+/// Adds `bias` to every row.
 fn add_bias(x: &mut [f32], bias: &[f32]) {
-    x.par_chunks_mut(bias.len()).with_min_len(ROW_CHUNK).for_each(|row| elementwise::add(row, bias));
-}
-
-fn map(x: &[f32], f: impl Fn(f32) -> f32 + Sync) -> Vec<f32> {
-    let mut y = vec![0.0; x.len()];
-    y.par_chunks_mut(4096).zip(x.par_chunks(4096)).for_each(|(y, x)| {
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = f(*x));
-    });
-    y
+    vectorised(#[inline(always)] || x.chunks_exact_mut(bias.len()).for_each(|row| add_inline(row, bias)));
 }
 
 #[allow(clippy::too_many_arguments)]
-pub fn forward(
-    rows: &Rows,
-    h: &[f32],
-    prev: Option<&[f32]>,
-    p: RouterParams<&[f32]>,
-    biases: &[f32],
-    norm_eps: f64,
-    pinned: Option<&PinnedRoutes>,
-    bf16: bool,
-) -> (Routing, Vec<f32>, Saved) {
-    let (r, tokens, classes) = (p.norm.len(), rows.tokens(), biases.len());
-    let d = h.len() / tokens;
-    let mut state = linear::forward(h, p.down_weight, d, r, bf16);
-    add_bias(&mut state, p.down_bias);
-    if let (Some(prev), Some(gamma)) = (prev, p.gamma) {
-        state.par_chunks_mut(r).zip(prev.par_chunks(r)).with_min_len(ROW_CHUNK).for_each(|(state, prev)| {
-            for i in 0..r {
-                state[i] += prev[i] * gamma[i];
+pub fn forward(cpu: &Cpu, rows: &Rows, h: &Buf, prev: Option<&Buf>, p: RouterParams<&Buf>, biases: &Buf, norm_eps: f64, pinned: Option<&PinnedRoutes>) -> Result<(Routing, Buf, Saved)> {
+    let (r, tokens, classes, core) = (p.norm.cols, rows.tokens(), biases.cols, &cpu.core);
+    let mut routing = Routing {
+        choice: cpu.block(tokens)?,
+        prob: cpu.block(tokens)?,
+        order: cpu.block(tokens)?,
+        offsets: vec![0; classes + 1],
+        counts: vec![0; classes],
+    };
+    let mut state = cpu.out(tokens, r)?;
+    let mut saved = Saved {
+        state: cpu.block(tokens * r)?,
+        normed: cpu.block(tokens * r)?,
+        inv_rms: cpu.block(tokens)?,
+        hidden1: cpu.block(tokens * r)?,
+        hidden2: cpu.block(tokens * r)?,
+        logits: cpu.block(tokens * classes)?,
+        probs: cpu.block(tokens * classes)?,
+    };
+    let per_thread = LEFT_SCRATCH + ROW_CHUNK * r;
+    let mut scratch = cpu.block::<f32>(par::threads() * per_thread)?;
+    if cpu.is_planning() {
+        return Ok((routing, state, saved));
+    }
+    let weights = [p.down_weight, p.fc1_weight, p.fc2_weight, p.out].map(|w| w.packed(core, Side::Forward));
+    let [down, fc1, fc2, out] = weights.each_ref().map(|w| w.panels());
+    let h = h.data();
+    let eda = prev.zip(p.gamma).map(|(prev, gamma)| (prev.data(), gamma.data()));
+    let (down_bias, fc1_bias, fc2_bias, norm) = (p.down_bias.data(), p.fc1_bias.data(), p.fc2_bias.data(), p.norm.data());
+    let biases = biases.data();
+    {
+        let (all_state, all_normed, all_inv) = (Shared::new(&mut saved.state), Shared::new(&mut saved.normed), Shared::new(&mut saved.inv_rms));
+        let (all_hidden1, all_hidden2) = (Shared::new(&mut saved.hidden1), Shared::new(&mut saved.hidden2));
+        let (all_logits, all_probs) = (Shared::new(&mut saved.logits), Shared::new(&mut saved.probs));
+        let (all_choice, all_prob) = (Shared::new(&mut routing.choice), Shared::new(&mut routing.prob));
+        par::tasks_with(tokens.div_ceil(ROW_CHUNK), &mut scratch, per_thread, |i, scratch| {
+            let (t0, n) = (i * ROW_CHUNK, ROW_CHUNK.min(tokens - i * ROW_CHUNK));
+            let (left, act) = scratch.split_at_mut(LEFT_SCRATCH);
+            let act = &mut act[..n * r];
+            // SAFETY: tasks have disjoint rows.
+            let part = |all: &Shared<f32>, width: usize| unsafe { all.range(t0 * width, n * width) };
+            let state = part(&all_state, r);
+            linear::block(core, h, t0..t0 + n, down, state, false, left);
+            add_bias(state, down_bias);
+            let (normed, inv) = (part(&all_normed, r), part(&all_inv, 1));
+            vectorised(#[inline(always)] || {
+                for (i, ((state, normed), inv)) in state.chunks_exact_mut(r).zip(normed.chunks_exact_mut(r)).zip(inv).enumerate() {
+                    if let Some((prev, gamma)) = eda {
+                        for ((state, prev), gamma) in state.iter_mut().zip(&prev[(t0 + i) * r..][..r]).zip(&gamma[..r]) {
+                            *state += prev * gamma;
+                        }
+                    }
+                    *inv = norm_row(state, norm, norm_eps, normed);
+                }
+            });
+            let hidden1 = part(&all_hidden1, r);
+            linear::block(core, normed, 0..n, fc1, hidden1, false, left);
+            add_bias(hidden1, fc1_bias);
+            gelu_rows(hidden1, act);
+            let hidden2 = part(&all_hidden2, r);
+            linear::block(core, act, 0..n, fc2, hidden2, false, left);
+            add_bias(hidden2, fc2_bias);
+            gelu_rows(hidden2, act);
+            let (logits, probs) = (part(&all_logits, classes), part(&all_probs, classes));
+            linear::block(core, act, 0..n, out, logits, false, left);
+            // SAFETY: as above.
+            let (choice, prob) = unsafe { (all_choice.range(t0, n), all_prob.range(t0, n)) };
+            for (i, (logits, p)) in logits.chunks_exact(classes).zip(probs.chunks_exact_mut(classes)).enumerate() {
+                let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                p.iter_mut().zip(logits).for_each(|(p, z)| *p = exp(*z - max));
+                let sum: f32 = p.iter().sum();
+                p.iter_mut().for_each(|v| *v /= sum);
+                choice[i] = match pinned {
+                    Some(PinnedRoutes(routes)) => routes[t0 + i],
+                    None => {
+                        // Ties go to the lowest index.
+                        let best = |best: usize, c: usize| if p[c] + biases[c] > p[best] + biases[best] { c } else { best };
+                        (1..classes).fold(0, best) as u32
+                    }
+                };
+                prob[i] = p[choice[i] as usize];
             }
         });
     }
-    let (normed, inv_rms) = rms_norm(&state, p.norm, norm_eps);
-    let mut hidden1 = linear::forward(&normed, p.fc1_weight, r, r, bf16);
-    add_bias(&mut hidden1, p.fc1_bias);
-    let mut hidden2 = linear::forward(&map(&hidden1, gelu), p.fc2_weight, r, r, bf16);
-    add_bias(&mut hidden2, p.fc2_bias);
-    let logits = linear::forward(&map(&hidden2, gelu), p.out, r, classes, bf16);
-
-    let mut probs = logits.clone();
-    let (mut choice, mut prob) = (vec![0u32; tokens], vec![0f32; tokens]);
-    probs.par_chunks_mut(classes).zip(&mut choice).zip(&mut prob).with_min_len(ROW_CHUNK).enumerate().for_each(
-        |(t, ((p, choice), prob))| {
-            let max = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            p.iter_mut().for_each(|v| *v = exp(*v - max));
-            let sum: f32 = p.iter().sum();
-            p.iter_mut().for_each(|v| *v /= sum);
-            *choice = match pinned {
-                Some(PinnedRoutes(routes)) => routes[t],
-                None => {
-                    // Ties go to the lowest index.
-                    let best = |best: usize, c: usize| if p[c] + biases[c] > p[best] + biases[best] { c } else { best };
-                    (1..classes).fold(0, best) as u32
-                }
-            };
-            *prob = p[*choice as usize];
-        },
-    );
-    let routing = Routing::new(rows, choice, prob, classes);
-    let saved = Saved { state: state.clone(), normed, inv_rms, hidden1, hidden2, logits, probs };
-    (routing, state, saved)
+    routing.group(rows);
+    state.data_mut().copy_from_slice(&saved.state);
+    Ok((routing, state, saved))
 }
 
+/// Adds the gradient of `h` to `dh`; returns that of `prev`.
 #[allow(clippy::too_many_arguments)]
-pub fn backward(
-    h: &[f32],
-    prev: Option<&[f32]>,
-    p: RouterParams<&[f32]>,
-    routing: &Routing,
-    saved: &Saved,
-    d_prob: &[f32],
-    d_state: Option<&[f32]>,
-    g: RouterParams<&mut [f32]>,
-    bf16: bool,
-) -> (Vec<f32>, Option<Vec<f32>>) {
-    let (r, tokens) = (p.norm.len(), d_prob.len());
-    let (d, classes) = (h.len() / tokens, saved.logits.len() / tokens);
-    // Softmax: only the chosen class's probability has a gradient.
-    let mut d_logits = vec![0.0; saved.logits.len()];
-    d_logits.par_chunks_mut(classes).with_min_len(ROW_CHUNK).enumerate().for_each(|(t, dl)| {
-        let (probs, chosen) = (&saved.probs[t * classes..][..classes], routing.choice[t] as usize);
-        let along = routing.prob[t] * d_prob[t];
-        let mut others = 0.0; // 1 - p of the chosen class, without the cancellation when that is nearly 1
-        for c in (0..classes).filter(|c| *c != chosen) {
-            dl[c] = -along * probs[c];
-            others += probs[c];
-        }
-        dl[chosen] = along * others;
-    });
-    linear::add_weight_gradient(&map(&saved.hidden2, gelu), &d_logits, g.out, r, classes, bf16);
-    let d_gelu = |dy: Vec<f32>, x: &[f32]| {
-        let mut dx = dy;
-        dx.par_chunks_mut(4096).zip(x.par_chunks(4096)).for_each(|(dx, x)| {
-            dx.iter_mut().zip(x).for_each(|(d, x)| *d *= gelu_derivative(*x));
-        });
-        dx
-    };
-    let d2 = d_gelu(linear::input_gradient(p.out, &d_logits, r, classes, bf16), &saved.hidden2);
-    linear::add_weight_gradient(&map(&saved.hidden1, gelu), &d2, g.fc2_weight, r, r, bf16);
-    add_column_sums(&d2, g.fc2_bias);
-    let d1 = d_gelu(linear::input_gradient(p.fc2_weight, &d2, r, r, bf16), &saved.hidden1);
-    linear::add_weight_gradient(&saved.normed, &d1, g.fc1_weight, r, r, bf16);
-    add_column_sums(&d1, g.fc1_bias);
-    let d_normed = linear::input_gradient(p.fc1_weight, &d1, r, r, bf16);
-    let mut dr = rms_norm_backward(&saved.state, p.norm, &saved.inv_rms, &d_normed, g.norm);
-    if let Some(d_state) = d_state {
-        elementwise::add_parallel(&mut dr, d_state);
-    }
-    let d_prev = match (prev, p.gamma, g.gamma) {
-        (Some(prev), Some(gamma), Some(d_gamma)) => {
-            sum_over_rows(tokens, d_gamma, |range, partial| {
-                for t in range {
-                    for i in 0..r {
-                        partial[i] += dr[t * r + i] * prev[t * r + i];
-                    }
-                }
-            });
-            let mut d_prev = dr.clone();
-            d_prev.par_chunks_mut(r).with_min_len(ROW_CHUNK).for_each(|row| {
-                row.iter_mut().zip(gamma).for_each(|(d, g)| *d *= g);
-            });
-            Some(d_prev)
-        }
+pub fn backward(cpu: &Cpu, h: &Buf, prev: Option<&Buf>, p: RouterParams<&Buf>, routing: &Routing, saved: &Saved, d_prob: &Buf, d_state: Option<&Buf>, g: RouterParams<&mut Buf>, dh: &mut Buf) -> Result<Option<Buf>> {
+    let (r, d, core) = (p.norm.cols, h.cols, &cpu.core);
+    let (tokens, classes) = (routing.choice.len(), routing.counts.len());
+    let eda = match (prev, p.gamma, g.gamma) {
+        (Some(prev), Some(gamma), Some(d_gamma)) => Some((prev, gamma, d_gamma)),
         _ => None,
     };
-    add_column_sums(&dr, g.down_bias);
-    linear::add_weight_gradient(h, &dr, g.down_weight, d, r, bf16);
-    (linear::input_gradient(p.down_weight, &dr, d, r, bf16), d_prev)
+    let mut d_prev = if eda.is_some() { Some(cpu.out(tokens, r)?) } else { None };
+    // Of all rows, for the gradients of the weights: both activations, and the gradients of logits, hidden layers and state.
+    let mut act1 = cpu.block::<f32>(tokens * r)?;
+    let mut act2 = cpu.block::<f32>(tokens * r)?;
+    let mut d_logits = cpu.block::<f32>(tokens * classes)?;
+    let mut d2 = cpu.block::<f32>(tokens * r)?;
+    let mut d1 = cpu.block::<f32>(tokens * r)?;
+    let mut dr = cpu.block::<f32>(tokens * r)?;
+    let mut partials = cpu.block::<f32>(sums_len(tokens, 5 * r))?;
+    let scratch_len = (par::threads() * (LEFT_SCRATCH + ROW_CHUNK * r))
+        .max(linear::weight_gradient_scratch(core, tokens, r, d.max(r)))
+        .max(linear::weight_gradient_scratch(core, tokens, classes, r));
+    let mut scratch = cpu.block::<f32>(scratch_len)?;
+    if cpu.is_planning() {
+        return Ok(d_prev);
+    }
+    let weights = [p.down_weight, p.fc1_weight, p.fc2_weight, p.out].map(|w| w.packed(core, Side::Backward));
+    let [down, fc1, fc2, out] = weights.each_ref().map(|w| w.panels());
+    let norm = p.norm.data();
+    let (d_prob, d_state) = (d_prob.data(), d_state.map(|b| b.data()));
+    let eda_in = eda.as_ref().map(|(prev, gamma, _)| (prev.data(), gamma.data()));
+    let mut d_gamma = eda.map(|(_, _, d_gamma)| d_gamma.data_mut());
+    let (d_norm, d_down_bias) = (g.norm.data_mut(), g.down_bias.data_mut());
+    let (d_fc1_bias, d_fc2_bias) = (g.fc1_bias.data_mut(), g.fc2_bias.data_mut());
+    {
+        let [all_act1, all_act2, all_d_logits, all_d2, all_d1, all_dr] =
+            [&mut act1, &mut act2, &mut d_logits, &mut d2, &mut d1, &mut dr].map(|b| Shared::new(b));
+        let all_dh = Shared::new(dh.data_mut());
+        let all_d_prev = d_prev.as_mut().map(|b| Shared::new(b.data_mut()));
+        let per_thread = LEFT_SCRATCH + ROW_CHUNK * r;
+        sum_over_rows_with(
+            tokens,
+            5 * r,
+            &mut partials,
+            &mut scratch,
+            per_thread,
+            |range, sums, scratch| {
+                let (t0, n) = (range.start, range.len());
+                let (left, block) = scratch.split_at_mut(LEFT_SCRATCH);
+                let block = &mut block[..n * r];
+                // SAFETY: tasks have disjoint rows.
+                let part = |all: &Shared<f32>, width: usize| unsafe { all.range(t0 * width, n * width) };
+                let mut sums = sums.chunks_exact_mut(r);
+                let [s_fc2, s_fc1, s_down, s_norm, s_gamma] = std::array::from_fn(|_| sums.next().expect("five sums"));
+
+                // Softmax of the chosen class only: dl_c = p (1[c] - p_c) d_prob.
+                let dl = part(&all_d_logits, classes);
+                for (i, dl) in dl.chunks_exact_mut(classes).enumerate() {
+                    let t = t0 + i;
+                    let (probs, chosen) = (&saved.probs[t * classes..][..classes], routing.choice[t] as usize);
+                    let along = routing.prob[t] * d_prob[t];
+                    let mut others = 0.0; // 1 - p of the chosen class, without the cancellation when that is nearly 1
+                    for c in (0..classes).filter(|c| *c != chosen) {
+                        dl[c] = -along * probs[c];
+                        others += probs[c];
+                    }
+                    dl[chosen] = along * others;
+                }
+                let hidden2 = &saved.hidden2[t0 * r..][..n * r];
+                gelu_rows(hidden2, part(&all_act2, r));
+                let d2 = part(&all_d2, r);
+                linear::block(core, dl, 0..n, out, d2, false, left);
+                gelu_backward_rows(hidden2, d2, s_fc2);
+                let hidden1 = &saved.hidden1[t0 * r..][..n * r];
+                gelu_rows(hidden1, part(&all_act1, r));
+                let d1 = part(&all_d1, r);
+                linear::block(core, d2, 0..n, fc2, d1, false, left);
+                gelu_backward_rows(hidden1, d1, s_fc1);
+                linear::block(core, d1, 0..n, fc1, block, false, left);
+                let dr = part(&all_dr, r);
+                let d_prev = all_d_prev.as_ref().map(|all| part(all, r));
+                vectorised(#[inline(always)] || {
+                    for i in 0..n {
+                        let at = (t0 + i) * r..(t0 + i + 1) * r;
+                        let dr = &mut dr[i * r..][..r];
+                        norm_backward_row(&saved.state[at.clone()], norm, saved.inv_rms[t0 + i], &block[i * r..][..r], dr, s_norm);
+                        if let Some(d_state) = d_state {
+                            add_inline(dr, &d_state[at.clone()]);
+                        }
+                        add_inline(s_down, dr);
+                        if let Some((prev, _)) = eda_in {
+                            let prev = &prev[at.clone()];
+                            for ((s, dr), prev) in s_gamma.iter_mut().zip(dr.iter()).zip(prev) {
+                                *s += dr * prev;
+                            }
+                        }
+                    }
+                    if let (Some((_, gamma)), Some(d_prev)) = (eda_in, d_prev) {
+                        for (d_prev, dr) in d_prev.chunks_exact_mut(r).zip(dr.chunks_exact(r)) {
+                            for i in 0..r {
+                                d_prev[i] = dr[i] * gamma[i];
+                            }
+                        }
+                    }
+                });
+                linear::block(core, dr, 0..n, down, part(&all_dh, d), true, left);
+            },
+            |i, sum| match (i / r, i % r) {
+                (0, i) => d_fc2_bias[i] += sum,
+                (1, i) => d_fc1_bias[i] += sum,
+                (2, i) => d_down_bias[i] += sum,
+                (3, i) => d_norm[i] += sum,
+                (_, i) => {
+                    if let Some(d_gamma) = &mut d_gamma {
+                        d_gamma[i] += sum;
+                    }
+                }
+            },
+        );
+    }
+    linear::weight_gradient(core, &act2, &d_logits, classes, r, g.out.data_mut(), &mut scratch);
+    linear::weight_gradient(core, &act1, &d2, r, r, g.fc2_weight.data_mut(), &mut scratch);
+    linear::weight_gradient(core, &saved.normed, &d1, r, r, g.fc1_weight.data_mut(), &mut scratch);
+    linear::weight_gradient(core, h.data(), &dr, r, d, g.down_weight.data_mut(), &mut scratch);
+    Ok(d_prev)
+}
+
+/// `d *= gelu'(x)`, and the sum of its rows added to `sums`.
+fn gelu_backward_rows(x: &[f32], d: &mut [f32], sums: &mut [f32]) {
+    let r = sums.len();
+    vectorised(#[inline(always)] || {
+        d.iter_mut().zip(x).for_each(|(d, x)| *d *= gelu_derivative(*x));
+        d.chunks_exact(r).for_each(|row| add_inline(sums, row));
+    });
 }

@@ -1,8 +1,9 @@
 //! A micro-batch made ready, and the verbs that look at tokens: embedding, masking, joining and cutting sequences.
 
 use anyhow::{Result, ensure};
-use rayon::prelude::*;
 
+use super::elementwise::{ROW_CHUNK, add};
+use super::par::{self, Shared};
 use crate::tensor::backend::Batch;
 
 /// What the kernels need to know of each row.
@@ -73,32 +74,40 @@ pub fn check_ids(ids: &[u32], vocab: usize) -> Result<()> {
     }
 }
 
-pub fn embed(rows: &Rows, table: &[f32], d: usize) -> Vec<f32> {
-    let mut y = vec![0.0; rows.tokens() * d];
-    y.par_chunks_mut(d).with_min_len(64).zip(&rows.ids).for_each(|(y, id)| {
-        y.copy_from_slice(&table[*id as usize * d..][..d]);
+pub fn embed(rows: &Rows, table: &[f32], d: usize, y: &mut [f32]) {
+    let y = Shared::new(y);
+    par::chunks(rows.tokens(), ROW_CHUNK, |range| {
+        for t in range {
+            // SAFETY: tasks have disjoint rows.
+            unsafe { y.range(t * d, d) }.copy_from_slice(&table[rows.ids[t] as usize * d..][..d]);
+        }
     });
-    y
 }
 
-/// Adds each row of `dy` to the table row of its token; rows of one token in their order in the batch.
-pub fn embed_backward(rows: &Rows, dy: &[f32], pad: Option<u32>, d_table: &mut [f32], d: usize) {
-    let mut order: Vec<u32> = (0..rows.tokens() as u32).filter(|t| Some(rows.ids[*t as usize]) != pad).collect();
-    // Stable: tokens of one id keep their order, which fixes the order of the additions.
-    order.sort_by_key(|t| rows.ids[*t as usize]);
-    let groups: Vec<&[u32]> = order.chunk_by(|a, b| rows.ids[*a as usize] == rows.ids[*b as usize]).collect();
-    // The groups' table rows, each borrowed once, in rising order of id.
-    let mut targets: Vec<&mut [f32]> = Vec::with_capacity(groups.len());
-    let (mut rest, mut taken) = (d_table, 0);
-    for g in &groups {
-        let at = rows.ids[g[0] as usize] as usize;
-        let (row, after) = rest.split_at_mut((at - taken) * d).1.split_at_mut(d);
-        targets.push(row);
-        (rest, taken) = (after, at + 1);
-    }
-    targets.into_par_iter().zip(groups).with_min_len(16).for_each(|(row, group)| {
-        for t in group {
-            super::elementwise::add(row, &dy[*t as usize * d..][..d]);
+/// Parts that the vocabulary is cut into for `embed_backward`.
+const EMBED_TASKS: usize = 64;
+
+/// Adds each row of `dy` to the table row of its token; rows of one token in their order in the batch. `order`: one number a
+/// token.
+pub fn embed_backward(rows: &Rows, dy: &[f32], pad: Option<u32>, d_table: &mut [f32], d: usize, order: &mut [u32]) {
+    let order = &mut order[..rows.tokens()];
+    order.iter_mut().enumerate().for_each(|(t, order)| *order = t as u32);
+    // By token, then by place: fixes the order of the additions.
+    order.sort_unstable_by_key(|t| (rows.ids[*t as usize], *t));
+    let (order, vocab) = (&*order, d_table.len() / d);
+    let table = Shared::new(d_table);
+    par::tasks(EMBED_TASKS, |task| {
+        let ids = task * vocab / EMBED_TASKS..(task + 1) * vocab / EMBED_TASKS;
+        let first = order.partition_point(|t| (rows.ids[*t as usize] as usize) < ids.start);
+        for t in &order[first..] {
+            let id = rows.ids[*t as usize];
+            if id as usize >= ids.end {
+                break;
+            }
+            if Some(id) != pad {
+                // SAFETY: tasks have disjoint parts of the vocabulary.
+                add(unsafe { table.range(id as usize * d, d) }, &dy[*t as usize * d..][..d]);
+            }
         }
     });
 }
@@ -112,17 +121,18 @@ pub fn mask_rows(rows: &Rows, x: &mut [f32], d: usize) {
 }
 
 /// For each of `batch` sequences: its rows of `a`, then its rows of `b`.
-pub fn concat_rows(batch: usize, a: &[f32], b: &[f32]) -> Vec<f32> {
+pub fn concat_rows(batch: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
     let (la, lb) = (a.len() / batch, b.len() / batch);
-    let mut out = Vec::with_capacity(a.len() + b.len());
-    for i in 0..batch {
-        out.extend_from_slice(&a[i * la..(i + 1) * la]);
-        out.extend_from_slice(&b[i * lb..(i + 1) * lb]);
+    for (i, out) in out.chunks_exact_mut((la + lb).max(1)).enumerate() {
+        out[..la].copy_from_slice(&a[i * la..(i + 1) * la]);
+        out[la..].copy_from_slice(&b[i * lb..(i + 1) * lb]);
     }
-    out
 }
 
 /// The last `n` rows (of `d` numbers) of each of `batch` sequences.
-pub fn last_rows(batch: usize, x: &[f32], n: usize, d: usize) -> Vec<f32> {
-    x.chunks(x.len() / batch).flat_map(|sequence| &sequence[sequence.len() - n * d..]).copied().collect()
+pub fn last_rows(batch: usize, x: &[f32], n: usize, d: usize, out: &mut [f32]) {
+    let len = x.len() / batch;
+    for (i, out) in out.chunks_exact_mut((n * d).max(1)).enumerate() {
+        out.copy_from_slice(&x[(i + 1) * len - n * d..(i + 1) * len]);
+    }
 }

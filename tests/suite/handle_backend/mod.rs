@@ -341,7 +341,8 @@ impl Backend for HandleBackend {
         d_prob: &Handle,
         d_state: Option<&Handle>,
         g: RouterParams<&mut Handle>,
-    ) -> Result<(Handle, Option<Handle>)> {
+        into: &mut Handle,
+    ) -> Result<Option<Handle>> {
         let (h, prev, d_prob) = (self.get(h), prev.map(|x| self.get(x)), self.get(d_prob));
         let (p, d_state) = (self.get_router(&p), d_state.map(|x| self.get(x)));
         let (dh, d_prev, grads) =
@@ -357,7 +358,8 @@ impl Backend for HandleBackend {
         self.add(g.fc2_weight, &grads.fc2_weight);
         self.add(g.fc2_bias, &grads.fc2_bias);
         self.add(g.out, &grads.out);
-        Ok((self.put(dh), d_prev.map(|d| self.put(d))))
+        self.add(into, &dh);
+        Ok(d_prev.map(|d| self.put(d)))
     }
     fn route_logits(&self, _routing: &moe::Routing, saved: &moe::RouteSaved) -> Result<Handle> {
         Ok(self.put(saved.logits.clone()))

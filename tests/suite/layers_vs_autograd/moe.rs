@@ -151,9 +151,8 @@ fn check<B: Exact>(b: &B, rng: &mut Rng, case: &Case, pinned: Option<&PinnedRout
         out: &mut g8.buf,
     };
     let d_state = d_state.upload(b);
-    let (dh_router, d_prev) =
-        b.route_backward(&h, prev.as_ref(), params(&p, first), &routing, &saved, &d_prob, Some(&d_state), into).unwrap();
-    b.add_assign(&mut dh, &dh_router).unwrap();
+    let (p, prev) = (params(&p, first), prev.as_ref());
+    let d_prev = b.route_backward(&h, prev, p, &routing, &saved, &d_prob, Some(&d_state), into, &mut dh).unwrap();
     assert_gradient("h", b, &dh, &store, &case.h, tolerance);
     assert_eq!(d_prev.is_some(), !first);
     if let (Some(got), Some(input)) = (&d_prev, &case.prev) {

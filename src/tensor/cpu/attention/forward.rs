@@ -1,0 +1,288 @@
+//! Forward: blocks of columns over the blocks of their keys, with a running maximum and sum for each column.
+
+use super::super::level::vectorised;
+use super::super::packed::pack::{self, Source};
+use super::super::packed::{Core, Format, Left, as_slots, as_slots_mut, multiply_block};
+use super::super::par::{self, Shared};
+use super::super::rows::Rows;
+use super::tiles::{hide, softmax};
+use super::{COLS, Dims, Sight, Span, Unit, cut, gather, needs_mask, pack_transposed, right_slots};
+use crate::tensor::backend::{AttentionShape, Qkv};
+
+/// Keys of a block; even, for pairs of numbers.
+const KEYS: usize = 128;
+
+/// Whether products read keys and values where they lie: nothing to round, and one block of columns a unit, as when text is
+/// generated, so that packing would not pay.
+fn reads_in_place(core: &Core, n: &Dims) -> bool {
+    core.format == Format::F32 && n.columns <= COLS
+}
+
+/// Slots of a unit's packed keys, and of one packed block of its values.
+fn packed_slots(core: &Core, n: &Dims) -> (usize, usize) {
+    if reads_in_place(core, n) {
+        return (0, 0);
+    }
+    (n.keys * core.slots(n.head), n.head * core.slots(KEYS))
+}
+
+fn per_thread(core: &Core, n: &Dims) -> usize {
+    let packed_p = if core.format == Format::F32 { 0 } else { core.slots(KEYS) * core.nr };
+    COLS * n.head + right_slots(core, n.head, COLS) + KEYS * core.nr + packed_p + COLS * n.head + 2 * n.head
+}
+
+/// Numbers of scratch that `forward` needs.
+pub fn forward_scratch(core: &Core, rows: &Rows, shape: AttentionShape) -> usize {
+    let n = Dims::new(rows, &shape);
+    let (k, v) = packed_slots(core, &n);
+    n.units * (k + v * n.keys.div_ceil(KEYS)) + par::threads() * per_thread(core, &n)
+}
+
+/// What a thread works in.
+struct Work<'a> {
+    /// The columns' queries, `[COLS, head]`; at the end a panel's outputs.
+    rows: &'a mut [f32],
+    /// Those packed: panels of `nr` columns, `[slots(head), nr]` each.
+    q: &'a mut [u32],
+    /// Scores and then probabilities of a tile, `[KEYS, nr]`.
+    tile: &'a mut [f32],
+    /// Those packed, `[slots(KEYS), nr]`; empty where the tile is an operand as it stands.
+    p: &'a mut [u32],
+    /// Sums of probability times value, transposed: `[head, nr]` for each panel.
+    out: &'a mut [f32],
+    /// `[head]`, twice.
+    mean: &'a mut [f32],
+}
+
+impl<'a> Work<'a> {
+    fn new(core: &Core, n: &Dims, mut part: &'a mut [f32]) -> Self {
+        let part = &mut part;
+        Self {
+            rows: cut(part, COLS * n.head),
+            q: as_slots_mut(cut(part, right_slots(core, n.head, COLS))),
+            tile: cut(part, KEYS * core.nr),
+            out: cut(part, COLS * n.head),
+            mean: cut(part, 2 * n.head),
+            p: as_slots_mut(std::mem::take(part)),
+        }
+    }
+}
+
+/// Keys and values of all units: as they lie, and packed (both empty where they are read in place). A unit has `k_slots` slots
+/// of keys, `[keys, slots(head)]`, and for each block of keys `v_slots` slots of values, `[slots(KEYS), head]`.
+struct Operands<'a> {
+    core: &'a Core,
+    n: Dims,
+    x: Qkv<&'a [f32]>,
+    k: &'a [u32],
+    v: &'a [u32],
+    k_slots: usize,
+    v_slots: usize,
+}
+
+/// Queries `[T, q_dim]`, keys and values `[batch * (past + seq), kv_dim]` -> `out` `[T, q_dim]` and the log-sum-exp of the scaled
+/// scores `lse` `[T, heads]`, +infinity where a row sees no key and so gets the mean of all values of its sequence.
+pub fn forward(
+    core: &Core,
+    rows: &Rows,
+    shape: AttentionShape,
+    x: Qkv<&[f32]>,
+    out: &mut [f32],
+    lse: &mut [f32],
+    mut scratch: &mut [f32],
+) {
+    let n = Dims::new(rows, &shape);
+    let (k_slots, v_slots) = packed_slots(core, &n);
+    let blocks = n.keys.div_ceil(KEYS);
+    let k = as_slots_mut(cut(&mut scratch, n.units * k_slots));
+    let v = as_slots_mut(cut(&mut scratch, n.units * blocks * v_slots));
+    if k_slots > 0 {
+        pack_operands(core, &n, x, k, v);
+    }
+    let operands = Operands { core, n, x, k, v, k_slots, v_slots };
+    let (out, lse) = (Shared::new(out), Shared::new(lse));
+    let per_unit = n.columns.div_ceil(COLS);
+    // Unit by unit, so that its keys stay in the cache; in each, the last columns first, since they see the most keys.
+    par::tasks_with(n.units * per_unit, scratch, per_thread(core, &n), |i, part| {
+        let block = (per_unit - 1 - i % per_unit) * COLS;
+        let mut work = Work::new(core, &n, part);
+        let columns: [usize; COLS] = std::array::from_fn(|c| block + c);
+        attend(&operands, rows, &shape, i / per_unit, &columns[..COLS.min(n.columns - block)], &mut work, out, lse);
+    });
+}
+
+fn pack_operands(core: &Core, n: &Dims, x: Qkv<&[f32]>, k: &mut [u32], v: &mut [u32]) {
+    let (blocks, slots, (_, v_slots)) = (n.keys.div_ceil(KEYS), core.slots(n.head), packed_slots(core, n));
+    let (k, v) = (Shared::new(k), Shared::new(v));
+    par::tasks(n.units * blocks, |i| {
+        let (unit, key0) = (n.unit(i / blocks), i % blocks * KEYS);
+        let keys = KEYS.min(n.keys - key0);
+        // SAFETY: parts of different tasks lie apart.
+        let (k, v) = unsafe { (k.range((i / blocks * n.keys + key0) * slots, keys * slots), v.range(i * v_slots, v_slots)) };
+        pack::rows(core.format, keys, n.head, |r| &x.k[n.key_at(unit, key0 + r)..][..n.head], k);
+        if core.format.per_slot() == 1 {
+            pack::rows(core.format, keys, n.head, |r| &x.v[n.key_at(unit, key0 + r)..][..n.head], v);
+        } else {
+            pack::panel(core.format, Source::rows(&x.v[n.key_at(unit, key0)..], n.kv), keys, n.head, v, n.head);
+        }
+    });
+}
+
+impl Operands<'_> {
+    /// `tile[keys, width] = K Q`, rows `nr` apart, for a packed panel of queries.
+    fn scores(&self, unit: usize, key0: usize, keys: usize, q: &[u32], width: usize, tile: &mut [f32]) {
+        let (n, slots) = (&self.n, self.core.slots(self.n.head));
+        let k = if self.k_slots == 0 {
+            Left { data: &as_slots(self.x.k)[n.key_at(n.unit(unit), key0)..], row_stride: n.kv, slot_stride: 1 }
+        } else {
+            Left::rows(&self.k[unit * self.k_slots + key0 * slots..], slots)
+        };
+        multiply_block(self.core, keys, width, slots, k, q, tile, self.core.nr, false);
+    }
+
+    /// `out[head, width] (+)= Vᵀ P`, rows `nr` apart, for a packed tile of probabilities, whose keys lie in one block.
+    #[allow(clippy::too_many_arguments)]
+    fn values(&self, unit: usize, key0: usize, keys: usize, p: &[u32], width: usize, out: &mut [f32], accumulate: bool) {
+        let (core, n) = (self.core, &self.n);
+        let v = if self.v_slots == 0 {
+            Left { data: &as_slots(self.x.v)[n.key_at(n.unit(unit), key0)..], row_stride: 1, slot_stride: n.kv }
+        } else {
+            let block = (unit * n.keys.div_ceil(KEYS) + key0 / KEYS) * self.v_slots;
+            let data = &self.v[block + key0 % KEYS / core.format.per_slot() * n.head..];
+            Left { data, row_stride: 1, slot_stride: n.head }
+        };
+        multiply_block(core, n.head, width, core.slots(keys), v, p, out, core.nr, accumulate);
+    }
+}
+
+/// One block of columns.
+#[allow(clippy::too_many_arguments)]
+fn attend(
+    o: &Operands,
+    rows: &Rows,
+    shape: &AttentionShape,
+    unit: usize,
+    columns: &[usize],
+    work: &mut Work,
+    out: Shared<f32>,
+    lse: Shared<f32>,
+) {
+    let (core, n, nr, at) = (o.core, &o.n, o.core.nr, o.n.unit(unit));
+    gather(n, at, columns, o.x.q, work.rows);
+    pack_transposed(core, work.rows, columns.len(), n.head, work.q);
+    let sight = Sight::new(rows, shape, n, at, columns);
+    let whole = sight.span(0, COLS);
+    let mut spans = [whole; COLS];
+    for (p, span) in spans.iter_mut().enumerate().take(columns.len().div_ceil(nr)) {
+        *span = sight.span(p * nr, nr);
+    }
+    let (mut max, mut sum) = ([f32::MIN; COLS], [0f32; COLS]);
+    for block in whole.from / KEYS..whole.to.div_ceil(KEYS) {
+        for (p, span) in spans.iter().enumerate().take(columns.len().div_ceil(nr)) {
+            let c0 = p * nr;
+            let (key0, end) = ((block * KEYS).max(span.from), ((block + 1) * KEYS).min(span.to));
+            if key0 >= end {
+                continue;
+            }
+            let (keys, started) = (end - key0, block > span.from / KEYS);
+            // Half a panel, if that holds all columns.
+            let width = if columns.len() - c0 > nr / 2 { nr } else { nr / 2 };
+            let tile = &mut work.tile[..keys * nr];
+            o.scores(unit, key0, keys, &work.q[c0 * core.slots(n.head)..], width, tile);
+            if needs_mask(rows, at, *span, key0, keys) {
+                let (first, len) = (&sight.first[c0..c0 + width], &sight.len[c0..c0 + width]);
+                vectorised(
+                    #[inline(always)]
+                    || hide(rows, at, tile, nr, key0, first, len),
+                );
+            }
+            let out = &mut work.out[c0 * n.head..(c0 + nr) * n.head];
+            let (max, sum, scale) = (&mut max[c0..], &mut sum[c0..], n.scale);
+            let previous = started.then_some(&mut *out);
+            match width {
+                8 => vectorised(
+                    #[inline(always)]
+                    || softmax::<8>(tile, nr, scale, max, sum, previous),
+                ),
+                16 => vectorised(
+                    #[inline(always)]
+                    || softmax::<16>(tile, nr, scale, max, sum, previous),
+                ),
+                32 => vectorised(
+                    #[inline(always)]
+                    || softmax::<32>(tile, nr, scale, max, sum, previous),
+                ),
+                _ => unreachable!("panels of {nr} columns"),
+            }
+            let p = if core.format == Format::F32 {
+                as_slots(tile)
+            } else {
+                pack::panel(core.format, Source::rows(tile, nr), keys, width, work.p, nr);
+                &*work.p
+            };
+            o.values(unit, key0, keys, p, width, out, started);
+        }
+    }
+    finish(o, at, columns, &sight, &spans, work, &max, &sum, out, lse);
+}
+
+/// Divides by the sums and writes a block's outputs.
+#[allow(clippy::too_many_arguments)]
+fn finish(
+    o: &Operands,
+    unit: Unit,
+    columns: &[usize],
+    sight: &Sight,
+    spans: &[Span; COLS],
+    work: &mut Work,
+    max: &[f32; COLS],
+    sum: &[f32; COLS],
+    out: Shared<f32>,
+    lse: Shared<f32>,
+) {
+    let (n, nr) = (&o.n, o.core.nr);
+    let mut mean_known = false;
+    for (p, span) in spans.iter().enumerate().take(columns.len().div_ceil(nr)) {
+        let (c0, count) = (p * nr, nr.min(columns.len() - p * nr));
+        if span.from < span.to {
+            let turned = Source::transposed(&work.out[c0 * n.head..], nr);
+            pack::panel(Format::F32, turned, count, n.head, as_slots_mut(work.rows), n.head);
+        }
+        for c in 0..count {
+            let (t, h) = n.place(unit, columns[c0 + c]);
+            // SAFETY: each column belongs to one task.
+            let (out, lse) = unsafe { (out.range(t * n.q + h * n.head, n.head), lse.range(t * n.heads + h, 1)) };
+            // Hidden scores leave the sum at zero; a visible maximum alone adds one to it.
+            if sight.len[c0 + c] == 0 || sum[c0 + c] == 0.0 {
+                if !mean_known {
+                    mean_of_all(o, unit, work.mean);
+                    mean_known = true;
+                }
+                lse[0] = f32::INFINITY;
+                out.copy_from_slice(&work.mean[..n.head]);
+                continue;
+            }
+            lse[0] = max[c0 + c] + sum[c0 + c].ln();
+            let inverse = 1.0 / sum[c0 + c];
+            for (out, x) in out.iter_mut().zip(&work.rows[c * n.head..]) {
+                *out = x * inverse;
+            }
+        }
+    }
+}
+
+/// What a row without any visible key gets: the mean of all values of its sequence, in `mean[..head]`.
+fn mean_of_all(o: &Operands, unit: Unit, mean: &mut [f32]) {
+    let n = &o.n;
+    let (total, part) = mean.split_at_mut(n.head);
+    total.fill(0.0);
+    // In parts, for the accuracy of long sums.
+    for key0 in (0..n.keys).step_by(KEYS) {
+        part.fill(0.0);
+        for key in key0..n.keys.min(key0 + KEYS) {
+            part.iter_mut().zip(&o.x.v[n.key_at(unit, key)..]).for_each(|(p, v)| *p += v);
+        }
+        total.iter_mut().zip(&*part).for_each(|(t, p)| *t += p);
+    }
+    total.iter_mut().for_each(|t| *t /= n.keys as f32);
+}

@@ -1,0 +1,204 @@
+//! Causal attention with grouped heads, windows, documents and padding, in tiles: a block of queries against a block of the
+//! keys it can see, with a running softmax. Scores are never kept; the backward recomputes them from the log-sum-exp.
+//!
+//! One key/value head of one sequence is a *unit*. The queries that attend to it are the unit's *columns*: row after row of
+//! the sequence, and in a row the query heads of the group. Tiles of scores are transposed, `[keys, columns]`: a vector then
+//! holds the same key for neighbouring columns, so that maximum, sum and masks need no work across lanes, a tile is a right
+//! operand as it stands, and one reading of the keys serves all heads of the group.
+//!
+//! Each number that is written has one owner and one order of summation, whatever the number of threads.
+
+mod backward;
+mod forward;
+mod tiles;
+
+pub use backward::{backward, backward_scratch};
+pub use forward::{forward, forward_scratch};
+
+use super::packed::pack::{self, Source};
+use super::packed::{Core, Format};
+use super::rows::Rows;
+use crate::tensor::backend::AttentionShape;
+
+/// Columns of a block: whole panels of every micro-kernel.
+const COLS: usize = 64;
+
+#[derive(Clone, Copy)]
+struct Dims {
+    heads: usize,
+    /// Query heads of one key/value head.
+    group: usize,
+    head: usize,
+    /// Widths of a row of queries and of keys.
+    q: usize,
+    kv: usize,
+    units: usize,
+    /// Rows and columns of a unit, and its keys (those of the cache first).
+    seq: usize,
+    columns: usize,
+    keys: usize,
+    scale: f32,
+}
+
+/// One key/value head of one sequence.
+#[derive(Clone, Copy)]
+struct Unit {
+    sequence: usize,
+    kv_head: usize,
+}
+
+impl Dims {
+    fn new(rows: &Rows, shape: &AttentionShape) -> Self {
+        let (heads, kv_heads, head) = (shape.num_query_heads, shape.num_kv_heads, shape.head_dim);
+        let group = heads / kv_heads;
+        Self {
+            heads,
+            group,
+            head,
+            q: heads * head,
+            kv: kv_heads * head,
+            units: rows.batch * kv_heads,
+            seq: rows.seq,
+            columns: rows.seq * group,
+            keys: rows.past + rows.seq,
+            scale: 1.0 / (head as f32).sqrt(),
+        }
+    }
+
+    fn unit(&self, unit: usize) -> Unit {
+        let kv_heads = self.heads / self.group;
+        Unit { sequence: unit / kv_heads, kv_head: unit % kv_heads }
+    }
+
+    /// Row of the batch and query head of a unit's column.
+    fn place(&self, unit: Unit, column: usize) -> (usize, usize) {
+        (unit.sequence * self.seq + column / self.group, unit.kv_head * self.group + column % self.group)
+    }
+
+    /// Where a column's numbers start in `[T, q_dim]`.
+    fn query_at(&self, unit: Unit, column: usize) -> usize {
+        let (t, h) = self.place(unit, column);
+        t * self.q + h * self.head
+    }
+
+    /// Where a key's numbers start in `[batch * keys, kv_dim]`.
+    fn key_at(&self, unit: Unit, key: usize) -> usize {
+        (unit.sequence * self.keys + key) * self.kv + unit.kv_head * self.head
+    }
+}
+
+/// First and one-past-last key (position in the sequence, past included) that row `t` may see, padding aside.
+fn visible(rows: &Rows, shape: &AttentionShape, t: usize) -> (usize, usize) {
+    let end = rows.past + t % rows.seq + 1;
+    // A document that starts at the first row of the batch goes on from the cache.
+    let document = if rows.doc_start[t] == 0 { 0 } else { rows.past + rows.doc_start[t] as usize };
+    let window = shape.window.map_or(0, |w| end.saturating_sub(w));
+    (document.max(window), end)
+}
+
+/// Keys that the columns of a block see.
+struct Sight {
+    count: usize,
+    first: [u32; COLS],
+    /// How many from `first` on. Places after the last column repeat it.
+    len: [u32; COLS],
+}
+
+/// Keys that some column of a set sees, and, inside, those that all of them see (padding aside).
+#[derive(Clone, Copy)]
+struct Span {
+    from: usize,
+    to: usize,
+    all_from: usize,
+    all_to: usize,
+}
+
+impl Sight {
+    fn new(rows: &Rows, shape: &AttentionShape, n: &Dims, unit: Unit, columns: &[usize]) -> Self {
+        let mut sight = Self { count: columns.len(), first: [0; COLS], len: [0; COLS] };
+        for i in 0..COLS {
+            let (t, _) = n.place(unit, columns[i.min(columns.len() - 1)]);
+            let (first, end) = visible(rows, shape, t);
+            (sight.first[i], sight.len[i]) = (first as u32, end.saturating_sub(first) as u32);
+        }
+        sight
+    }
+
+    /// Of the columns from `from` on, `width` of them (or fewer, at the block's end).
+    fn span(&self, from: usize, width: usize) -> Span {
+        let mut span = Span { from: usize::MAX, to: 0, all_from: 0, all_to: usize::MAX };
+        for i in from..(from + width).min(self.count) {
+            let (first, end) = (self.first[i] as usize, (self.first[i] + self.len[i]) as usize);
+            span.from = span.from.min(first);
+            span.to = span.to.max(end);
+            span.all_from = span.all_from.max(first);
+            span.all_to = span.all_to.min(end);
+        }
+        // Pairs of numbers along the keys are never split; the key before the first is hidden like any other.
+        span.from &= !1;
+        span
+    }
+}
+
+/// Whether a tile of the keys from `key0` on has something to hide from the columns of `span`.
+fn needs_mask(rows: &Rows, unit: Unit, span: Span, key0: usize, keys: usize) -> bool {
+    let padding = !rows.valid.is_empty() && (key0..key0 + keys).any(|j| is_padding(rows, unit, j));
+    key0 < span.all_from || key0 + keys > span.all_to || padding
+}
+
+/// Whether key `j` of a sequence is not a real token. Keys from a cache are.
+#[inline(always)]
+fn is_padding(rows: &Rows, unit: Unit, j: usize) -> bool {
+    j >= rows.past && !rows.is_valid(unit.sequence * rows.seq + j - rows.past)
+}
+
+/// Copies the columns' numbers out of `[T, q_dim]`, one after the other.
+fn gather(n: &Dims, unit: Unit, columns: &[usize], from: &[f32], to: &mut [f32]) {
+    for (column, to) in columns.iter().zip(to.chunks_mut(n.head)) {
+        to.copy_from_slice(&from[n.query_at(unit, *column)..][..n.head]);
+    }
+}
+
+/// Packs the transpose of `x` `[count, inner]` as a right operand: panels of `nr` columns, each `slots(inner) * nr`.
+fn pack_transposed(core: &Core, x: &[f32], count: usize, inner: usize, out: &mut [u32]) {
+    for (p, out) in out.chunks_mut(core.slots(inner) * core.nr).enumerate().take(count.div_ceil(core.nr)) {
+        let (at, width) = (p * core.nr, core.nr.min(count - p * core.nr));
+        pack::panel(core.format, Source::transposed(&x[at * inner..], inner), inner, width, out, core.nr);
+    }
+}
+
+/// Packs `x` `[inner, width]` as a right operand: panels of `nr` columns, each `slots(inner) * nr`.
+fn pack_right(core: &Core, x: Source, inner: usize, width: usize, out: &mut [u32]) {
+    for (p, out) in out.chunks_mut(core.slots(inner) * core.nr).enumerate().take(width.div_ceil(core.nr)) {
+        let j = p * core.nr;
+        pack::panel(core.format, x.from(0, j), inner, core.nr.min(width - j), out, core.nr);
+    }
+}
+
+/// Slots of a packed right operand.
+fn right_slots(core: &Core, inner: usize, width: usize) -> usize {
+    core.slots(inner) * width.next_multiple_of(core.nr)
+}
+
+/// What a product takes of a number: it rounds to bfloat16, unless products are of f32.
+#[inline(always)]
+fn as_multiplied(format: Format, x: f32) -> f32 {
+    match format {
+        Format::F32 => x,
+        Format::RoundedF32 | Format::Bf16 => {
+            let bits = x.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+            if x.is_nan() { x } else { f32::from_bits(rounded) }
+        }
+    }
+}
+
+/// Cuts the next `len` numbers off.
+fn cut<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (part, tail) = std::mem::take(rest).split_at_mut(len);
+    *rest = tail;
+    part
+}
+
+#[cfg(test)]
+mod tests;

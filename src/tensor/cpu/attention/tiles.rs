@@ -1,0 +1,157 @@
+//! Loops over tiles of scores, written so that they vectorise; callers run them in `vectorised`.
+//!
+//! A tile has a row for each key and a column for each query.
+
+use super::super::rows::Rows;
+use super::{COLS, Unit, is_padding};
+
+/// Columns that the loops of the backward take at a time.
+pub const STEP: usize = 16;
+
+/// Sets scores that a column must not see to -infinity. `tile` holds rows of `stride` numbers, one a key from `key0` on, for the
+/// columns whose keys `first` and `len` give.
+#[inline(always)]
+pub fn hide(rows: &Rows, unit: Unit, tile: &mut [f32], stride: usize, key0: usize, first: &[u32], len: &[u32]) {
+    for (r, row) in tile.chunks_mut(stride).enumerate() {
+        let row = &mut row[..first.len()];
+        if !rows.valid.is_empty() && is_padding(rows, unit, key0 + r) {
+            row.fill(f32::NEG_INFINITY);
+            continue;
+        }
+        let key = (key0 + r) as u32;
+        for ((score, first), len) in row.iter_mut().zip(first).zip(len) {
+            // Bits of the score or those of -infinity. As a choice of numbers this became stores under a mask, which some
+            // machines are slow at.
+            let seen = 0u32.wrapping_sub(u32::from(key.wrapping_sub(*first) < *len));
+            *score = f32::from_bits(score.to_bits() & seen | f32::NEG_INFINITY.to_bits() & !seen);
+        }
+    }
+}
+
+/// Scores of a tile -> probabilities times e^maximum, with the columns' maximum and sum brought up to date, and what was added
+/// up before, `out` `[head, stride]`, scaled down to the new maximum. `W` columns, rows `stride` apart.
+#[inline(always)]
+pub fn softmax<const W: usize>(
+    tile: &mut [f32],
+    stride: usize,
+    scale: f32,
+    max: &mut [f32],
+    sum: &mut [f32],
+    out: Option<&mut [f32]>,
+) {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    // Four rows at a time, since a chain of additions waits for each result.
+    let mut top = [f32::NEG_INFINITY; W];
+    let mut quads = tile.chunks_exact(4 * stride);
+    for quad in &mut quads {
+        let (a, b, c, d) = four_rows::<W>(quad, stride);
+        for j in 0..W {
+            top[j] = larger(top[j], larger(larger(a[j], b[j]), larger(c[j], d[j])));
+        }
+    }
+    for row in quads.remainder().chunks_exact(stride) {
+        for j in 0..W {
+            top[j] = larger(top[j], row[j]);
+        }
+    }
+    let (max, sum): (&mut [f32; W], &mut [f32; W]) =
+        (max.first_chunk_mut().expect("columns"), sum.first_chunk_mut().expect("columns"));
+    let mut shrink = [0f32; W];
+    let mut high = [0f32; W];
+    for j in 0..W {
+        high[j] = larger(max[j], top[j] * scale);
+        shrink[j] = exp(max[j] - high[j]);
+    }
+    *max = high;
+    for row in tile.chunks_exact_mut(stride) {
+        let row: &mut [f32; W] = row.first_chunk_mut().expect("a row");
+        for j in 0..W {
+            row[j] = exp(row[j] * scale - high[j]);
+        }
+    }
+    let mut added = [0f32; W];
+    let mut quads = tile.chunks_exact(4 * stride);
+    for quad in &mut quads {
+        let (a, b, c, d) = four_rows::<W>(quad, stride);
+        for j in 0..W {
+            added[j] += (a[j] + b[j]) + (c[j] + d[j]);
+        }
+    }
+    for row in quads.remainder().chunks_exact(stride) {
+        for j in 0..W {
+            added[j] += row[j];
+        }
+    }
+    for j in 0..W {
+        sum[j] = sum[j] * shrink[j] + added[j];
+    }
+    if let Some(out) = out
+        && shrink != [1.0; W]
+    {
+        for row in out.chunks_exact_mut(stride) {
+            for j in 0..W {
+                row[j] *= shrink[j];
+            }
+        }
+    }
+}
+
+type Rows4<'a, const W: usize> = (&'a [f32; W], &'a [f32; W], &'a [f32; W], &'a [f32; W]);
+
+#[inline(always)]
+fn four_rows<const W: usize>(tile: &[f32], stride: usize) -> Rows4<'_, W> {
+    let (a, rest) = tile.split_at(stride);
+    let (b, rest) = rest.split_at(stride);
+    let (c, d) = rest.split_at(stride);
+    (first(a), first(b), first(c), first(d))
+}
+
+#[inline(always)]
+fn first<const W: usize>(row: &[f32]) -> &[f32; W] {
+    row.first_chunk().expect("a whole row")
+}
+
+/// Scores -> probabilities, for as many columns as `lse` has; rows `COLS` apart.
+#[inline(always)]
+pub fn probabilities(tile: &mut [f32], scale: f32, lse: &[f32]) {
+    let (lse, _) = lse.as_chunks::<STEP>();
+    for row in tile.chunks_exact_mut(COLS) {
+        for (p, lse) in row.as_chunks_mut::<STEP>().0.iter_mut().zip(lse) {
+            for i in 0..STEP {
+                p[i] = exp(p[i] * scale - lse[i]);
+            }
+        }
+    }
+}
+
+/// dP -> dS = P (dP - delta) slope, with the numbers of the columns; rows `COLS` apart.
+#[inline(always)]
+pub fn score_gradients(p: &[f32], ds: &mut [f32], delta: &[f32], slope: &[f32]) {
+    for (p, ds) in p.chunks_exact(COLS).zip(ds.chunks_exact_mut(COLS)) {
+        for ((ds, p), (delta, slope)) in ds.iter_mut().zip(p).zip(delta.iter().zip(slope)) {
+            *ds = p * (*ds - delta) * slope;
+        }
+    }
+}
+
+/// e^x for x below 88, as `math::exp` with what a softmax does not need left out: 0 below -87.3, NaN stays NaN.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // ln 2 in two parts; n * LN2_HI is exact for the n that occur.
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    const LEAST: f32 = -87.3;
+    let clamped = if LEAST > x { LEAST } else { x };
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = clamped - n * LN2_HI - n * LN2_LO;
+    // Taylor terms to r^7, paired so that fewer of them wait for each other.
+    let r2 = r * r;
+    let low = (1.0 + r) + r2 * (0.5 + r * (1.0 / 6.0));
+    let high = (1.0 / 24.0 + r * (1.0 / 120.0)) + r2 * (1.0 / 720.0 + r * (1.0 / 5040.0));
+    let p = low + r2 * r2 * high;
+    let y = p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+    if x < LEAST { 0.0 } else { y }
+}

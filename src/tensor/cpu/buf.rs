@@ -1,0 +1,134 @@
+//! A matrix of the CPU backend, and the packed copies that a weight keeps of itself.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::arena::Block;
+use super::packed::{Core, Format, Layout, Panels, Source, pack_unit};
+use super::par::{self, Shared};
+
+/// A row-major matrix.
+#[derive(Debug)]
+pub struct Buf {
+    store: Store,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    packs: Mutex<Vec<Arc<Pack>>>,
+}
+
+#[derive(Debug)]
+enum Store {
+    /// Weights, gradients, optimizer state, and what the host brings.
+    Own(Vec<f32>),
+    /// What verbs return.
+    Arena(Block<f32>),
+    /// A matrix of a plan: only its shape is known.
+    Planned,
+}
+
+/// Which side of a product a weight `[out, in]` is packed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// `x wᵀ`: inner dimension `in`.
+    Forward,
+    /// `dy w`: inner dimension `out`.
+    Backward,
+}
+
+/// A weight as a packed right operand, made on first use after every change.
+#[derive(Debug)]
+pub struct Pack {
+    side: Side,
+    format: Format,
+    layout: Layout,
+    data: Vec<u32>,
+    stale: bool,
+}
+
+impl Pack {
+    pub fn panels(&self) -> Panels<'_> {
+        Panels::new(self.layout, &self.data)
+    }
+}
+
+impl Buf {
+    fn new(store: Store, rows: usize, cols: usize) -> Self {
+        Self { store, rows, cols, packs: Mutex::new(Vec::new()) }
+    }
+
+    pub(super) fn own(data: Vec<f32>, rows: usize, cols: usize) -> Self {
+        debug_assert_eq!(data.len(), rows * cols);
+        Self::new(Store::Own(data), rows, cols)
+    }
+
+    pub(super) fn in_arena(block: Block<f32>, rows: usize, cols: usize) -> Self {
+        debug_assert_eq!(block.len(), rows * cols);
+        Self::new(Store::Arena(block), rows, cols)
+    }
+
+    pub(super) fn planned(rows: usize, cols: usize) -> Self {
+        Self::new(Store::Planned, rows, cols)
+    }
+
+    pub fn data(&self) -> &[f32] {
+        match &self.store {
+            Store::Own(data) => data,
+            Store::Arena(block) => block,
+            Store::Planned => unreachable!("a planned matrix has no numbers"),
+        }
+    }
+
+    /// The numbers, to be changed: packed copies go stale.
+    pub fn data_mut(&mut self) -> &mut [f32] {
+        let packs = self.packs.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for pack in packs {
+            // Nobody holds one beyond a verb, and verbs that read a weight do not run beside one that writes it.
+            Arc::get_mut(pack).expect("packed weights are in use").stale = true;
+        }
+        match &mut self.store {
+            Store::Own(data) => data,
+            Store::Arena(block) => block,
+            Store::Planned => unreachable!("a planned matrix has no numbers"),
+        }
+    }
+
+    /// Bytes that the packed copies of a `[out, in]` weight take, both sides.
+    pub fn pack_bytes(core: &Core, rows: usize, cols: usize) -> usize {
+        (Layout::new(core, cols, rows).len() + Layout::new(core, rows, cols).len()) * size_of::<u32>()
+    }
+
+    /// This `[out, in]` weight as a packed right operand. Packs it, on all threads, unless that was done since its last change.
+    pub(super) fn packed(&self, core: &Core, side: Side) -> Arc<Pack> {
+        let mut packs = self.packs.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = packs.iter().position(|p| p.side == side && p.format == core.format).unwrap_or_else(|| {
+            let layout = self.layout(core, side);
+            packs.push(Arc::new(Pack { side, format: core.format, layout, data: vec![0; layout.len()], stale: true }));
+            packs.len() - 1
+        });
+        if packs[at].stale {
+            let pack = Arc::get_mut(&mut packs[at]).expect("a stale pack is held by nobody");
+            let (layout, source) = (pack.layout, self.source(side));
+            let out = Shared::new(&mut pack.data);
+            par::tasks(layout.num_units(), |unit| {
+                let (start, len) = layout.unit(unit);
+                // SAFETY: units are disjoint parts of the packed operand.
+                pack_unit(core, layout, source, unit, unsafe { out.range(start, len) });
+            });
+            pack.stale = false;
+        }
+        packs[at].clone()
+    }
+
+    fn layout(&self, core: &Core, side: Side) -> Layout {
+        match side {
+            Side::Forward => Layout::new(core, self.cols, self.rows),
+            Side::Backward => Layout::new(core, self.rows, self.cols),
+        }
+    }
+
+    fn source(&self, side: Side) -> Source<'_> {
+        match side {
+            Side::Forward => Source::transposed(self.data(), self.cols),
+            Side::Backward => Source::rows(self.data(), self.cols),
+        }
+    }
+}

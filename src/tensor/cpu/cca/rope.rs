@@ -1,0 +1,65 @@
+//! Rotary position embedding, and the tables of its angles.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::tensor::backend::CcaShape;
+
+/// cos and sin of the angles of `seq` positions from `past`, `[seq, rotary_dim / 2]` each. Angles in f32, as everyone's are.
+#[derive(Debug)]
+pub struct RopeTable {
+    key: Key,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Key {
+    rotary_dim: usize,
+    theta: f64,
+    past: usize,
+    seq: usize,
+}
+
+impl RopeTable {
+    fn new(key: Key) -> Self {
+        let half = key.rotary_dim / 2;
+        let inv_freq: Vec<f32> = (0..half).map(|j| 1.0 / key.theta.powf((2 * j) as f64 / key.rotary_dim as f64) as f32).collect();
+        let angles = || (key.past..key.past + key.seq).flat_map(|pos| inv_freq.iter().map(move |f| pos as f32 * f));
+        Self { key, cos: angles().map(f32::cos).collect(), sin: angles().map(f32::sin).collect(), half }
+    }
+
+    /// Rotates the first `2 * half` channels of one head at position `s` of its sequence; `sign` -1 rotates back.
+    #[inline(always)]
+    pub fn rotate(&self, x: &mut [f32], s: usize, sign: f32) {
+        let (a, b) = x[..2 * self.half].split_at_mut(self.half);
+        let (cos, sin) = (&self.cos[s * self.half..][..self.half], &self.sin[s * self.half..][..self.half]);
+        for j in 0..self.half {
+            let (x, y, sin) = (a[j], b[j], sign * sin[j]);
+            a[j] = x * cos[j] - y * sin;
+            b[j] = y * cos[j] + x * sin;
+        }
+    }
+}
+
+/// The tables used last: layers of one kind share one, step after step.
+#[derive(Debug, Default)]
+pub struct RopeTables(Mutex<Vec<Arc<RopeTable>>>);
+
+/// Kinds of layers times lengths of sequences (training, validation) that are kept.
+const KEPT: usize = 4;
+
+impl RopeTables {
+    pub fn get(&self, shape: &CcaShape, past: usize, seq: usize) -> Arc<RopeTable> {
+        let key = Key { rotary_dim: shape.rotary_dim, theta: shape.rope_theta, past, seq };
+        let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = tables.iter().find(|t| t.key == key) {
+            return table.clone();
+        }
+        if tables.len() == KEPT {
+            tables.remove(0);
+        }
+        tables.push(Arc::new(RopeTable::new(key)));
+        tables[tables.len() - 1].clone()
+    }
+}

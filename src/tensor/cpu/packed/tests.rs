@@ -1,0 +1,95 @@
+use super::*;
+
+fn series(n: usize, step: f32) -> Vec<f32> {
+    (0..n).map(|i| ((i as f32 * step).sin() * 3.0).fract()).collect()
+}
+
+fn rounded(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect()
+}
+
+fn cores() -> Vec<Core> {
+    let f32s = Level::available().flat_map(|l| [Core::at(l, Format::F32), Core::at(l, Format::RoundedF32)]);
+    f32s.chain((Level::detected() >= Level::Avx512Bf16).then(|| Core::at(Level::Avx512Bf16, Format::Bf16))).collect()
+}
+
+fn pack_right(core: &Core, source: Source, k: usize, n: usize) -> (Layout, Vec<u32>) {
+    let layout = Layout::new(core, k, n);
+    let mut data = vec![u32::MAX; layout.len()];
+    for unit in 0..layout.num_units() {
+        let (at, len) = layout.unit(unit);
+        pack_unit(core, layout, source, unit, &mut data[at..at + len]);
+    }
+    (layout, data)
+}
+
+/// a b on packed operands, the left one as rows or as panels.
+fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &mut [f32], accumulate: bool) {
+    let (layout, data) = pack_right(core, b, k, n);
+    let b = Panels::new(layout, &data);
+    for block in 0..layout.num_blocks() {
+        let ((k0, kk), slots) = (layout.block(block), layout.block_slots(block));
+        let keep = accumulate || block > 0;
+        if a.col_stride == 1 {
+            let mut left = vec![0; m * slots];
+            pack::rows(core.format, m, kk, |r| &a.from(r, k0).data[..kk], &mut left);
+            multiply_block(core, m, n, slots, Left::rows(&left, slots), b.from(block, 0), c, n, keep);
+        } else {
+            let panels = m.div_ceil(core.mr);
+            let mut left = vec![0; panels * core.mr * slots];
+            pack::left_panels(core, a.flipped().from(k0, 0), kk, m, &mut left);
+            for (p, left) in left.chunks(core.mr * slots).enumerate() {
+                let (i, rows) = (p * core.mr, core.mr.min(m - p * core.mr));
+                let left = Left { data: left, row_stride: 1, slot_stride: core.mr };
+                multiply_block(core, rows, n, slots, left, b.from(block, 0), &mut c[i * n..], n, keep);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_and_layout_gives_the_plain_sum() {
+    for core in cores() {
+        for (m, n, k) in [(1, 1, 1), (3, 5, 7), (13, 17, 33), (29, 70, 300), (64, 33, 513), (1, 257, 19), (25, 1, 65), (12, 32, 256)] {
+            let (a, b) = (series(m * k, 0.7), series(k * n, 0.3));
+            let (ra, rb) = if core.format == Format::F32 { (a.clone(), b.clone()) } else { (rounded(&a), rounded(&b)) };
+            let at: Vec<f32> = (0..k * m).map(|x| a[x % m * k + x / m]).collect();
+            let bt: Vec<f32> = (0..k * n).map(|x| b[x % k * n + x / k]).collect();
+            let plain: Vec<f64> =
+                (0..m * n).map(|x| (0..k).map(|l| ra[x / n * k + l] as f64 * rb[l * n + x % n] as f64).sum::<f64>()).collect();
+            let mut first: Option<Vec<u32>> = None;
+            for (va, vb) in [
+                (Source::rows(&a, k), Source::rows(&b, n)),
+                (Source::transposed(&at, m), Source::rows(&b, n)),
+                (Source::rows(&a, k), Source::transposed(&bt, k)),
+                (Source::transposed(&at, m), Source::transposed(&bt, k)),
+            ] {
+                let mut c = vec![1.0; m * n];
+                product(&core, m, n, k, va, vb, &mut c, true);
+                for (x, y) in c.iter().zip(&plain) {
+                    assert!((*x as f64 - 1.0 - y).abs() < 1e-4 * (1.0 + y.abs()), "{:?} {m} {n} {k}: {x} {y}", core.format);
+                }
+                let bits: Vec<u32> = c.iter().map(|x| x.to_bits()).collect();
+                assert_eq!(first.get_or_insert(bits.clone()), &bits, "layouts differ in a bit");
+                let mut fresh = vec![f32::NAN; m * n];
+                product(&core, m, n, k, va, vb, &mut fresh, false);
+                assert!(fresh.iter().zip(&plain).all(|(x, y)| (*x as f64 - y).abs() < 1e-4 * (1.0 + y.abs())));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_place_in_a_tile_does_not_change_a_bit() {
+    for core in cores() {
+        let (m, n, k) = (31, 45, 70);
+        let (a, b) = (series(m * k, 0.71), series(k * n, 0.37));
+        let mut whole = vec![0.0; m * n];
+        product(&core, m, n, k, Source::rows(&a, k), Source::rows(&b, n), &mut whole, false);
+        for i in 0..m {
+            let mut row = vec![0.0; n];
+            product(&core, 1, n, k, Source::rows(&a[i * k..], k), Source::rows(&b, n), &mut row, false);
+            assert!(row.iter().zip(&whole[i * n..]).all(|(x, y)| x.to_bits() == y.to_bits()));
+        }
+    }
+}
