@@ -30,8 +30,10 @@ struct Inner {
     free: BTreeMap<usize, usize>,
     /// Bytes in use.
     used: usize,
-    /// Largest extent of the region in use at any time (planning), or largest `used`.
+    /// Largest extent of the first region in use at any time.
     peak: usize,
+    /// Where the first region begins.
+    base: usize,
 }
 
 /// What an arena has done so far, in bytes.
@@ -39,7 +41,7 @@ struct Inner {
 pub struct ArenaUse {
     /// Taken from the system.
     pub reserved: usize,
-    /// Largest size in use, the gaps between blocks included (planning), or without them (real).
+    /// Largest extent in use, the gaps between blocks included.
     pub peak: usize,
     /// Regions taken from the system; 1 where the plan was right.
     pub regions: usize,
@@ -78,7 +80,7 @@ impl Arena {
     /// An arena without memory, whose blocks may not be looked into.
     pub fn planning() -> Arc<Self> {
         let free = BTreeMap::from([(PLANNED_BASE, usize::MAX / 2 / LINE * LINE)]);
-        Arc::new(Self { inner: Mutex::new(Inner { free, ..Inner::default() }), planning: true })
+        Arc::new(Self { inner: Mutex::new(Inner { free, base: PLANNED_BASE, ..Inner::default() }), planning: true })
     }
 
     pub fn is_planning(&self) -> bool {
@@ -119,7 +121,8 @@ impl Arena {
             }
         };
         inner.used += bytes;
-        let extent = if self.planning { address + bytes - PLANNED_BASE } else { inner.used };
+        // Blocks of further regions count as if they followed the first.
+        let extent = if inner.regions.len() > 1 { inner.used } else { address + bytes - inner.base };
         inner.peak = inner.peak.max(extent);
         Ok(Block { arena: self.clone(), address, len, element: PhantomData })
     }
@@ -162,7 +165,11 @@ impl Inner {
         #[cfg(target_os = "linux")]
         let _ = region.advise(memmap2::Advice::HugePage);
         // Pages are aligned to more than a line. Two regions that happen to touch may grow together: both live as long.
-        self.free.insert(region.as_ptr() as usize, region.len() / LINE * LINE);
+        let address = region.as_ptr() as usize;
+        self.free.insert(address, region.len() / LINE * LINE);
+        if self.regions.is_empty() {
+            self.base = address;
+        }
         self.regions.push(region);
         Ok(())
     }

@@ -32,6 +32,8 @@ const MOST_ROWS: usize = 1024;
 const ROWS: usize = 64;
 /// Rows whose gradients are packed together; even, so that no pair of rows is cut.
 const GROUP: usize = 32;
+/// Rows of `dy` that a task of pass 4 takes: two times `MC` halve the reading of the packed head.
+const DY_ROWS: usize = 2 * MC;
 /// Columns of `dy` that a task of pass 4 takes, at most and (where `dy` has them) at least.
 const MOST_COLS: usize = 256;
 const LEAST_COLS: usize = 64;
@@ -78,7 +80,7 @@ impl Sizes {
             right: if gradient { Layout::new(core, n, d).len() } else { 0 },
             logits: if gradient { n * blocks * BLOCK } else { 0 },
             stats: n * blocks,
-            thread: aligned(if gradient { backward.max(MC * MOST_COLS) } else { forward_tile }),
+            thread: aligned(if gradient { backward.max(DY_ROWS * MOST_COLS) } else { forward_tile }),
         }
     }
 
@@ -426,7 +428,7 @@ impl Chunk<'_> {
         per_thread: usize,
     ) {
         let (core, n, d) = (self.core, self.rows.len(), self.d);
-        let row_blocks = n.div_ceil(MC);
+        let row_blocks = n.div_ceil(DY_ROWS);
         // Narrow enough that every thread gets some tasks.
         let panels = backward.layout.num_panels();
         let wanted = panels.div_ceil((4 * par::threads()).div_ceil(row_blocks));
@@ -434,23 +436,32 @@ impl Chunk<'_> {
         let pieces = panels.div_ceil(step);
         let dy = Shared::new(dy);
         par::tasks_with(row_blocks * pieces, tile, per_thread, |task, tile| {
-            let (r0, p0) = (task / pieces * MC, task % pieces * step);
-            let (m, j0) = (MC.min(n - r0), p0 * core.nr);
+            let (r0, p0) = (task / pieces * DY_ROWS, task % pieces * step);
+            let (m, j0) = (DY_ROWS.min(n - r0), p0 * core.nr);
             let columns = (step * core.nr).min(d - j0);
-            let blocks = backward.layout.num_blocks();
-            let left = |b: usize| {
+            let calls = columns.div_ceil(core.nr);
+            // MC of the task's rows in a block of the vocabulary.
+            let left = |b: usize, i: usize| {
                 let slots = backward.layout.block_slots(b);
-                Left::rows(&d_logits[b * n * BLOCK + r0 * slots..][..m * slots], slots)
+                &d_logits[b * n * BLOCK + (r0 + i) * slots..][..MC.min(m - i) * slots]
             };
-            for b in 0..blocks {
-                // Between panels a part of the next block's rows comes nearer.
-                let next = if b + 1 < blocks { left(b + 1).data } else { &[] };
-                let mut ahead = next.chunks(next.len().div_ceil(columns.div_ceil(core.nr)).max(1));
-                for j in (0..columns).step_by(core.nr) {
-                    prefetch(ahead.next().unwrap_or_default());
-                    let (a, panel) = (left(b), backward.from(b, p0 + j / core.nr));
-                    let width = core.nr.min(columns - j);
-                    multiply_block(core, m, width, a.row_stride, a, panel, &mut tile[j..], columns, b > 0);
+            for b in 0..backward.layout.num_blocks() {
+                let slots = backward.layout.block_slots(b);
+                for i in (0..m).step_by(MC) {
+                    // Between panels a part of the rows to come is brought nearer.
+                    let next = match (i + MC < m, b + 1 < backward.layout.num_blocks()) {
+                        (true, _) => left(b, i + MC),
+                        (false, true) => left(b + 1, 0),
+                        (false, false) => &[],
+                    };
+                    let mut ahead = next.chunks(next.len().div_ceil(calls).max(1));
+                    let a = Left::rows(left(b, i), slots);
+                    for j in (0..columns).step_by(core.nr) {
+                        prefetch(ahead.next().unwrap_or_default());
+                        let (panel, width) = (backward.from(b, p0 + j / core.nr), core.nr.min(columns - j));
+                        let c = &mut tile[i * columns + j..];
+                        multiply_block(core, MC.min(m - i), width, slots, a, panel, c, columns, b > 0);
+                    }
                 }
             }
             for (r, tile) in tile.chunks(columns).enumerate().take(m) {

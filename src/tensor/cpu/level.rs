@@ -55,6 +55,17 @@ impl Level {
         })
     }
 
+    /// An error's text when the environment asks for a level by a name that there is not, or that this machine has not.
+    pub fn check_variable() -> Result<(), String> {
+        let Ok(name) = std::env::var(LEVEL_VARIABLE) else { return Ok(()) };
+        let detected = Self::detected();
+        match Self::from_name(&name) {
+            Some(level) if level <= detected => Ok(()),
+            Some(_) => Err(format!("{LEVEL_VARIABLE}={name}: this machine has no {name}, at most {}", detected.name())),
+            None => Err(format!("{LEVEL_VARIABLE}={name} is not a level; there are {}", Self::NAMES.join(", "))),
+        }
+    }
+
     /// Levels this machine can run, lowest first.
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|level| *level <= Self::detected())

@@ -558,8 +558,10 @@ impl Backend for Cpu {
     }
 
     fn muon(&self, items: &mut [MuonItem<'_, Buf>], step: MuonStep) -> Result<()> {
+        // Rounded f32 products gain nothing over f32 ones.
+        let core = if self.core.format == packed::Format::Bf16 { self.core } else { Core::f32() };
         let shapes = || items.iter().map(|i| (i.weight.rows / i.row_blocks, i.weight.cols));
-        let mut scratch = self.block(muon::scratch_len(&self.core, shapes()))?;
+        let mut scratch = self.block(muon::scratch_len(&core, shapes()))?;
         let multiply_adds = |(rows, cols): (usize, usize)| {
             let (m, n) = (rows.min(cols), rows.max(cols));
             step.ns_steps * (2 * m * m * n + m * m * m)
@@ -580,7 +582,7 @@ impl Backend for Cpu {
                 momentum: item.momentum.data_mut(),
             })
             .collect();
-        muon::muon(&self.core, &mut items, step, &mut scratch);
+        muon::muon(&core, &mut items, step, &mut scratch);
         Ok(())
     }
 

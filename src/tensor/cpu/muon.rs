@@ -160,7 +160,7 @@ impl Shape {
 fn segments(steps: usize) -> impl Iterator<Item = usize> {
     let first = steps.min(3);
     let rest = steps - first;
-    (first > 0).then_some(first).into_iter().chain(std::iter::repeat_n(2, rest / 2)).chain((rest % 2 > 0).then_some(1))
+    (first > 0).then_some(first).into_iter().chain(std::iter::repeat_n(2, rest / 2)).chain((!rest.is_multiple_of(2)).then_some(1))
 }
 
 /// What a symmetric product becomes before it is mirrored.

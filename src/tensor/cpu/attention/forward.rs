@@ -12,30 +12,38 @@ use crate::tensor::backend::{AttentionShape, Qkv};
 /// Keys of a block; even, for pairs of numbers.
 const KEYS: usize = 128;
 
-/// Whether products read keys and values where they lie: nothing to round, and one block of columns a unit, as when text is
-/// generated, so that packing would not pay.
-fn reads_in_place(core: &Core, n: &Dims) -> bool {
-    core.format == Format::F32 && n.columns <= COLS
+/// Whether a unit has a single block of columns, as when text is generated. Its task is then alone in reading the unit's keys: it
+/// packs each block for itself, or not at all where there is nothing to convert. Otherwise all are packed beforehand.
+fn reads_alone(n: &Dims) -> bool {
+    n.columns <= COLS
 }
 
-/// Slots of a unit's packed keys, and of one packed block of its values.
-fn packed_slots(core: &Core, n: &Dims) -> (usize, usize) {
-    if reads_in_place(core, n) {
-        return (0, 0);
-    }
-    (n.keys * core.slots(n.head), n.head * core.slots(KEYS))
+/// Slots of one packed block of keys, `[KEYS, slots(head)]`, and of values, `[slots(KEYS), head]`.
+fn block_slots(core: &Core, n: &Dims) -> (usize, usize) {
+    (KEYS * core.slots(n.head), core.slots(KEYS) * n.head)
+}
+
+/// Packed blocks of keys kept for all tasks.
+fn shared_blocks(n: &Dims) -> usize {
+    if reads_alone(n) { 0 } else { n.units * n.keys.div_ceil(KEYS) }
+}
+
+/// Slots for a block that a task packs for itself.
+fn own_slots(core: &Core, n: &Dims) -> (usize, usize) {
+    if reads_alone(n) && core.format != Format::F32 { block_slots(core, n) } else { (0, 0) }
 }
 
 fn per_thread(core: &Core, n: &Dims) -> usize {
     let packed_p = if core.format == Format::F32 { 0 } else { core.slots(KEYS) * core.nr };
-    COLS * n.head + right_slots(core, n.head, COLS) + KEYS * core.nr + packed_p + COLS * n.head + 2 * n.head
+    let (k, v) = own_slots(core, n);
+    COLS * n.head + right_slots(core, n.head, COLS) + KEYS * core.nr + packed_p + COLS * n.head + 2 * n.head + k + v
 }
 
 /// Numbers of scratch that `forward` needs.
 pub fn forward_scratch(core: &Core, rows: &Rows, shape: AttentionShape) -> usize {
     let n = Dims::new(rows, &shape);
-    let (k, v) = packed_slots(core, &n);
-    n.units * (k + v * n.keys.div_ceil(KEYS)) + par::threads() * per_thread(core, &n)
+    let (k, v) = block_slots(core, &n);
+    shared_blocks(&n) * (k + v) + par::threads() * per_thread(core, &n)
 }
 
 /// What a thread works in.
@@ -52,32 +60,38 @@ struct Work<'a> {
     out: &'a mut [f32],
     /// `[head]`, twice.
     mean: &'a mut [f32],
+    /// A block of keys and one of values, packed, if the task does that for itself.
+    k: &'a mut [u32],
+    v: &'a mut [u32],
 }
 
 impl<'a> Work<'a> {
     fn new(core: &Core, n: &Dims, mut part: &'a mut [f32]) -> Self {
         let part = &mut part;
+        let (k, v) = own_slots(core, n);
         Self {
             rows: cut(part, COLS * n.head),
             q: as_slots_mut(cut(part, right_slots(core, n.head, COLS))),
             tile: cut(part, KEYS * core.nr),
             out: cut(part, COLS * n.head),
             mean: cut(part, 2 * n.head),
+            k: as_slots_mut(cut(part, k)),
+            v: as_slots_mut(cut(part, v)),
             p: as_slots_mut(std::mem::take(part)),
         }
     }
 }
 
-/// Keys and values of all units: as they lie, and packed (both empty where they are read in place). A unit has `k_slots` slots
-/// of keys, `[keys, slots(head)]`, and for each block of keys `v_slots` slots of values, `[slots(KEYS), head]`.
+/// What all tasks read: the inputs, and the blocks of keys and values of all units, packed; empty where
+/// each task reads alone.
 struct Operands<'a> {
     core: &'a Core,
     n: Dims,
+    rows: &'a Rows,
+    shape: AttentionShape,
     x: Qkv<&'a [f32]>,
     k: &'a [u32],
     v: &'a [u32],
-    k_slots: usize,
-    v_slots: usize,
 }
 
 /// Queries `[T, q_dim]`, keys and values `[batch * (past + seq), kv_dim]` -> `out` `[T, q_dim]` and the log-sum-exp of the scaled
@@ -92,14 +106,19 @@ pub fn forward(
     mut scratch: &mut [f32],
 ) {
     let n = Dims::new(rows, &shape);
-    let (k_slots, v_slots) = packed_slots(core, &n);
-    let blocks = n.keys.div_ceil(KEYS);
-    let k = as_slots_mut(cut(&mut scratch, n.units * k_slots));
-    let v = as_slots_mut(cut(&mut scratch, n.units * blocks * v_slots));
-    if k_slots > 0 {
-        pack_operands(core, &n, x, k, v);
+    let (k_slots, v_slots) = block_slots(core, &n);
+    let k = as_slots_mut(cut(&mut scratch, shared_blocks(&n) * k_slots));
+    let v = as_slots_mut(cut(&mut scratch, shared_blocks(&n) * v_slots));
+    {
+        let (k, v, blocks) = (Shared::new(k), Shared::new(v), n.keys.div_ceil(KEYS));
+        par::tasks(shared_blocks(&n), |i| {
+            let keys = i % blocks * KEYS..n.keys.min((i % blocks + 1) * KEYS);
+            // SAFETY: blocks lie apart.
+            let (k, v) = unsafe { (k.range(i * k_slots, k_slots), v.range(i * v_slots, v_slots)) };
+            pack_block(core, &n, x, n.unit(i / blocks), keys, k, v);
+        });
     }
-    let operands = Operands { core, n, x, k, v, k_slots, v_slots };
+    let operands = Operands { core, n, rows, shape, x, k, v };
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     let per_unit = n.columns.div_ceil(COLS);
     // Unit by unit, so that its keys stay in the cache; in each, the last columns first, since they see the most keys.
@@ -107,77 +126,57 @@ pub fn forward(
         let block = (per_unit - 1 - i % per_unit) * COLS;
         let mut work = Work::new(core, &n, part);
         let columns: [usize; COLS] = std::array::from_fn(|c| block + c);
-        attend(&operands, rows, &shape, i / per_unit, &columns[..COLS.min(n.columns - block)], &mut work, out, lse);
+        attend(&operands, i / per_unit, &columns[..COLS.min(n.columns - block)], &mut work, out, lse);
     });
 }
 
-fn pack_operands(core: &Core, n: &Dims, x: Qkv<&[f32]>, k: &mut [u32], v: &mut [u32]) {
-    let (blocks, slots, (_, v_slots)) = (n.keys.div_ceil(KEYS), core.slots(n.head), packed_slots(core, n));
-    let (k, v) = (Shared::new(k), Shared::new(v));
-    par::tasks(n.units * blocks, |i| {
-        let (unit, key0) = (n.unit(i / blocks), i % blocks * KEYS);
-        let keys = KEYS.min(n.keys - key0);
-        // SAFETY: parts of different tasks lie apart.
-        let (k, v) = unsafe { (k.range((i / blocks * n.keys + key0) * slots, keys * slots), v.range(i * v_slots, v_slots)) };
-        pack::rows(core.format, keys, n.head, |r| &x.k[n.key_at(unit, key0 + r)..][..n.head], k);
-        if core.format.per_slot() == 1 {
-            pack::rows(core.format, keys, n.head, |r| &x.v[n.key_at(unit, key0 + r)..][..n.head], v);
-        } else {
-            pack::panel(core.format, Source::rows(&x.v[n.key_at(unit, key0)..], n.kv), keys, n.head, v, n.head);
-        }
-    });
+/// Packs one block of keys and values: `[keys, slots(head)]` and `[slots(keys), head]`.
+fn pack_block(core: &Core, n: &Dims, x: Qkv<&[f32]>, unit: Unit, keys: std::ops::Range<usize>, k: &mut [u32], v: &mut [u32]) {
+    let row = |x, r| numbers_at(x, n.key_at(unit, keys.start + r), n.head);
+    pack::rows(core.format, keys.len(), n.head, |r| row(x.k, r), k);
+    if core.format.per_slot() == 1 {
+        pack::rows(core.format, keys.len(), n.head, |r| row(x.v, r), v);
+    } else {
+        let values = Source::rows(&x.v[n.key_at(unit, keys.start)..], n.kv);
+        pack::panel(core.format, values, keys.len(), n.head, v, n.head);
+    }
 }
 
-impl Operands<'_> {
-    /// `tile[keys, width] = K Q`, rows `nr` apart, for a packed panel of queries.
-    fn scores(&self, unit: usize, key0: usize, keys: usize, q: &[u32], width: usize, tile: &mut [f32]) {
-        let (n, slots) = (&self.n, self.core.slots(self.n.head));
-        let k = if self.k_slots == 0 {
-            Left { data: &as_slots(self.x.k)[n.key_at(n.unit(unit), key0)..], row_stride: n.kv, slot_stride: 1 }
-        } else {
-            Left::rows(&self.k[unit * self.k_slots + key0 * slots..], slots)
-        };
-        multiply_block(self.core, keys, width, slots, k, q, tile, self.core.nr, false);
-    }
-
-    /// `out[head, width] (+)= Vᵀ P`, rows `nr` apart, for a packed tile of probabilities, whose keys lie in one block.
-    #[allow(clippy::too_many_arguments)]
-    fn values(&self, unit: usize, key0: usize, keys: usize, p: &[u32], width: usize, out: &mut [f32], accumulate: bool) {
-        let (core, n) = (self.core, &self.n);
-        let v = if self.v_slots == 0 {
-            Left { data: &as_slots(self.x.v)[n.key_at(n.unit(unit), key0)..], row_stride: 1, slot_stride: n.kv }
-        } else {
-            let block = (unit * n.keys.div_ceil(KEYS) + key0 / KEYS) * self.v_slots;
-            let data = &self.v[block + key0 % KEYS / core.format.per_slot() * n.head..];
-            Left { data, row_stride: 1, slot_stride: n.head }
-        };
-        multiply_block(core, n.head, width, core.slots(keys), v, p, out, core.nr, accumulate);
-    }
+fn numbers_at(x: &[f32], at: usize, len: usize) -> &[f32] {
+    &x[at..at + len]
 }
 
 /// One block of columns.
-#[allow(clippy::too_many_arguments)]
-fn attend(
-    o: &Operands,
-    rows: &Rows,
-    shape: &AttentionShape,
-    unit: usize,
-    columns: &[usize],
-    work: &mut Work,
-    out: Shared<f32>,
-    lse: Shared<f32>,
-) {
+fn attend(o: &Operands, unit: usize, columns: &[usize], work: &mut Work, out: Shared<f32>, lse: Shared<f32>) {
     let (core, n, nr, at) = (o.core, &o.n, o.core.nr, o.n.unit(unit));
     gather(n, at, columns, o.x.q, work.rows);
     pack_transposed(core, work.rows, columns.len(), n.head, work.q);
-    let sight = Sight::new(rows, shape, n, at, columns);
+    let sight = Sight::new(o.rows, &o.shape, n, at, columns);
     let whole = sight.span(0, COLS);
     let mut spans = [whole; COLS];
     for (p, span) in spans.iter_mut().enumerate().take(columns.len().div_ceil(nr)) {
         *span = sight.span(p * nr, nr);
     }
     let (mut max, mut sum) = ([f32::MIN; COLS], [0f32; COLS]);
+    let (slots, (k_slots, v_slots)) = (core.slots(n.head), block_slots(core, n));
     for block in whole.from / KEYS..whole.to.div_ceil(KEYS) {
+        // Keys from `start` on, as left operands.
+        let mut start = block * KEYS;
+        let (k_left, v_left) = if reads_alone(n) {
+            start = start.max(whole.from);
+            let from = n.key_at(at, start);
+            if core.format == Format::F32 {
+                let k = Left { data: &as_slots(o.x.k)[from..], row_stride: n.kv, slot_stride: 1 };
+                (k, Left { data: &as_slots(o.x.v)[from..], row_stride: 1, slot_stride: n.kv })
+            } else {
+                pack_block(core, n, o.x, at, start..whole.to.min((block + 1) * KEYS), work.k, work.v);
+                (Left::rows(work.k, slots), Left { data: work.v, row_stride: 1, slot_stride: n.head })
+            }
+        } else {
+            let i = unit * n.keys.div_ceil(KEYS) + block;
+            let v = Left { data: &o.v[i * v_slots..], row_stride: 1, slot_stride: n.head };
+            (Left::rows(&o.k[i * k_slots..], slots), v)
+        };
         for (p, span) in spans.iter().enumerate().take(columns.len().div_ceil(nr)) {
             let c0 = p * nr;
             let (key0, end) = ((block * KEYS).max(span.from), ((block + 1) * KEYS).min(span.to));
@@ -188,12 +187,13 @@ fn attend(
             // Half a panel, if that holds all columns.
             let width = if columns.len() - c0 > nr / 2 { nr } else { nr / 2 };
             let tile = &mut work.tile[..keys * nr];
-            o.scores(unit, key0, keys, &work.q[c0 * core.slots(n.head)..], width, tile);
-            if needs_mask(rows, at, *span, key0, keys) {
+            let k = Left { data: &k_left.data[(key0 - start) * k_left.row_stride..], ..k_left };
+            multiply_block(core, keys, width, slots, k, &work.q[c0 * slots..], tile, nr, false);
+            if needs_mask(o.rows, at, *span, key0, keys) {
                 let (first, len) = (&sight.first[c0..c0 + width], &sight.len[c0..c0 + width]);
                 vectorised(
                     #[inline(always)]
-                    || hide(rows, at, tile, nr, key0, first, len),
+                    || hide(o.rows, at, tile, nr, key0, first, len),
                 );
             }
             let out = &mut work.out[c0 * n.head..(c0 + nr) * n.head];
@@ -220,7 +220,8 @@ fn attend(
                 pack::panel(core.format, Source::rows(tile, nr), keys, width, work.p, nr);
                 &*work.p
             };
-            o.values(unit, key0, keys, p, width, out, started);
+            let v = Left { data: &v_left.data[core.slots(key0 - start) * v_left.slot_stride..], ..v_left };
+            multiply_block(core, n.head, width, core.slots(keys), v, p, out, nr, started);
         }
     }
     finish(o, at, columns, &sight, &spans, work, &max, &sum, out, lse);

@@ -80,6 +80,12 @@ macro_rules! micro_kernel {
                 unsafe {
                     let mut acc = [[$zero; V]; R];
                     let (mut a, mut b) = (t.a, t.b);
+                    // C is used after the whole inner dimension; it is on its way meanwhile.
+                    for r in 0..R {
+                        for v in 0..V {
+                            _mm_prefetch::<_MM_HINT_T0>(t.c.wrapping_add(r * t.c_row_stride + v * $lanes).cast());
+                        }
+                    }
                     for _ in 0..t.slots {
                         let mut column = [$zero; V];
                         for (v, column) in column.iter_mut().enumerate() {
