@@ -2,5 +2,6 @@
 
 pub mod backend;
 pub mod cpu;
+pub mod trace;
 
 pub use backend::Backend;
