@@ -3,5 +3,6 @@
 pub mod backend;
 pub mod cpu;
 pub mod trace;
+pub mod work;
 
 pub use backend::Backend;

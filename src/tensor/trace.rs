@@ -7,11 +7,16 @@
 //! There is one recording in a process. Verbs are called one after the other, as training does: with several callers at a
 //! time each verb is still recorded, but a task goes by the name of the verb that was opened last.
 
+mod chrome;
+mod summary;
+
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+pub use summary::{Summary, VerbTotal};
 
 /// The recorder that the functions of this module stand for.
 static GLOBAL: Recorder = Recorder::new();
@@ -90,6 +95,15 @@ pub struct Trace {
     /// Threads in the order in which they first did something.
     pub threads: Vec<ThreadTrace>,
     pub length: Duration,
+}
+
+impl Trace {
+    /// Seconds of all phases of this name together.
+    pub fn phase_seconds(&self, name: &str) -> f64 {
+        let spans = self.threads.iter().flat_map(|t| &t.spans).filter(|s| s.kind == SpanKind::Call);
+        let named = spans.filter(|s| s.call.is_some_and(|i| self.calls[i].phase && self.calls[i].name == name));
+        named.map(|s| (s.end - s.start).as_secs_f64()).sum()
+    }
 }
 
 /// Begins a recording; one that was running is dropped.
