@@ -1,11 +1,12 @@
 //! The step, the loop, stopping and resuming.
 
 pub mod candle_engine;
-mod config;
+pub mod config;
 pub mod engine;
 mod launcher;
 mod lock;
 mod peak;
+mod profile;
 mod report;
 mod run;
 mod start;

@@ -25,6 +25,8 @@ pub struct VerbTotal {
 pub struct Summary {
     /// Most time first.
     pub verbs: Vec<VerbTotal>,
+    /// Seconds that phases took beside the verbs and phases inside them, in the order in which they began.
+    pub rests: Vec<(&'static str, f64)>,
     /// What everything is a share of: the time of all phases of the name asked for.
     pub whole_s: f64,
     pub times: usize,
@@ -77,19 +79,26 @@ impl Trace {
             verb.busy = verb.busy.map(|s| s / verb.total_s.max(1e-9));
         }
         verbs.sort_by(|a, b| b.own_s.total_cmp(&a.own_s));
+        let mut rests: Vec<(&str, f64)> = Vec::new();
+        for (i, call) in self.calls.iter().enumerate().filter(|(i, c)| c.phase && inside(*i)) {
+            match rests.iter_mut().find(|(name, _)| *name == call.name) {
+                Some((_, s)) => *s += own[i],
+                None => rests.push((call.name, own[i])),
+            }
+        }
         let named = self.calls.iter().filter(|c| c.phase && c.name == phase);
-        Summary { verbs, whole_s: self.phase_seconds(phase), times: named.count() }
+        Summary { verbs, rests, whole_s: self.phase_seconds(phase), times: named.count() }
     }
 }
 
 impl Summary {
-    /// The `top` verbs that took most time, what the others took, and what no verb took. Seconds are per `what`.
+    /// The `top` verbs that took most time, what the others took, and what no verb took, phase by phase. Seconds are per `what`.
     pub fn table(&self, what: &str, limits: Limits, top: usize) -> String {
         let times = self.times.max(1) as f64;
         let (whole, mut out) = (self.whole_s.max(1e-9), String::new());
         let _ = writeln!(
             out,
-            "{:<28} {:>7} {:>12} {:>8} {:>16} {:>9} {:>8}",
+            "{:<40} {:>7} {:>12} {:>8} {:>16} {:>9} {:>8}",
             "verb",
             "calls",
             format!("ms a {what}"),
@@ -101,7 +110,7 @@ impl Summary {
         let mut row = |name: &str, calls: String, s: f64, rate: String, fraction: String, busy: String| {
             let share = format!("{:.1} %", 100.0 * s / whole);
             let ms = format!("{:.3}", 1e3 * s / times);
-            let line = format!("{name:<28} {calls:>7} {ms:>12} {share:>8} {rate:>16} {fraction:>9} {busy:>8}");
+            let line = format!("{name:<40} {calls:>7} {ms:>12} {share:>8} {rate:>16} {fraction:>9} {busy:>8}");
             let _ = writeln!(out, "{}", line.trim_end());
         };
         for v in self.verbs.iter().take(top) {
@@ -122,8 +131,9 @@ impl Summary {
             let calls = rest.clone().map(|v| v.calls).sum::<usize>() as f64 / times;
             row(&name, calls.round().to_string(), rest.map(|v| v.own_s).sum(), blank(), blank(), blank());
         }
-        let outside = self.whole_s - self.verbs.iter().map(|v| v.own_s).sum::<f64>();
-        row("outside of verbs", blank(), outside.max(0.0), blank(), blank(), blank());
+        for (phase, s) in &self.rests {
+            row(&format!("outside of verbs: {phase}"), blank(), *s, blank(), blank(), blank());
+        }
         row(&format!("whole {what}"), blank(), self.whole_s, blank(), blank(), blank());
         out
     }
@@ -183,6 +193,7 @@ mod tests {
         // 35 + 20 + 50 + 30 ms of tasks in 90 ms.
         assert!((s.verbs[0].busy.unwrap() - 1.5).abs() < 1e-9);
         assert_eq!(s.verbs[1].busy, None);
+        assert_eq!(s.rests.iter().map(|(name, s)| (*name, (s * 1e3).round())).collect::<Vec<_>>(), [("step", 90.0)]);
     }
 
     #[test]
@@ -191,7 +202,7 @@ mod tests {
         let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["a", "1", "40.000", "40.0", "%", "0.1", "GFLOP/s", "50.0", "%", "1.50"]);
         assert_eq!(lines[2], ["1", "other", "verbs", "1", "15.000", "15.0", "%"]);
-        assert_eq!(lines[3], ["outside", "of", "verbs", "45.000", "45.0", "%"]);
+        assert_eq!(lines[3], ["outside", "of", "verbs:", "step", "45.000", "45.0", "%"]);
         assert_eq!(lines[4], ["whole", "step", "100.000", "100.0", "%"]);
         let all = trace().summary("step", LIMITS).table("step", LIMITS, 15);
         assert!(all.contains("0.1 GB/s") && !all.contains("other verbs"), "{all}");
