@@ -3,6 +3,7 @@
 #[macro_use]
 mod print;
 
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod data;
@@ -11,6 +12,7 @@ pub mod eval;
 pub mod failpoint;
 pub mod hf;
 pub mod inspect;
+pub mod machine;
 pub mod model;
 pub mod monitor;
 pub mod optim;

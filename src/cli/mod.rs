@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand. Arguments in, one library call, what is printed.
 
+pub mod bench;
 pub mod debug;
 pub mod eval;
 pub mod generate;
@@ -30,6 +31,7 @@ pub enum Command {
     Eval(eval::Args),
     Generate(generate::Args),
     Reshard(reshard::Args),
+    Bench(bench::Args),
     Debug(debug::Args),
 }
 
@@ -52,6 +54,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         Command::Eval(args) => eval::run(args, cli.backend),
         Command::Generate(args) => generate::run(args, cli.backend),
         Command::Reshard(args) => reshard::run(args),
+        Command::Bench(args) => bench::run(args, cli.backend),
         Command::Debug(args) => debug::run(args, cli.backend),
     }
 }

@@ -49,7 +49,15 @@ pub struct Args {
     /// Threads of the CPU backend. Goes before the recipe's `train.threads`.
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub threads: Option<usize>,
+
+    /// Records steps 3 to 5, writes them as a trace for Perfetto, and tells at the end where their time went
+    /// [default PATH: profile.json in run.dir].
+    #[arg(long, value_name = "PATH", num_args = 0..=1)]
+    pub profile: Option<Option<PathBuf>>,
 }
+
+/// Where `--profile` writes its trace in the run directory.
+pub const PROFILE_FILE: &str = "profile.json";
 
 /// Where the first weights come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,6 +94,9 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         return dry_run(&recipe);
     }
     refuse_unready(&recipe)?;
+    if let Some(Some(path)) = &args.profile {
+        super::claim_output(path)?;
+    }
     let options = Options {
         engine: match backend {
             BackendName::Cpu => EngineKind::Cpu,
@@ -95,6 +106,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         stop_at: args.stop_at,
         time_limit: args.time_limit,
         init_from: args.init_from.map(|InitFrom::HuggingFace(dir)| dir),
+        profile: args.profile.map(|path| path.unwrap_or_else(|| recipe.run.dir.join(PROFILE_FILE))),
     };
     let outcome = train::run(&recipe, &options)?;
     let dir = recipe.run.dir.display();

@@ -82,6 +82,10 @@ impl ParamSpec {
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
+    /// An expert's gate and up projections in one matrix.
+    pub fn is_gate_up(&self) -> bool {
+        self.expert.is_some() && self.name.ends_with(".gate_up")
+    }
     /// `[rows, cols]` of the buffer that holds this parameter.
     pub fn matrix_shape(&self) -> [usize; 2] {
         match self.shape.as_slice() {

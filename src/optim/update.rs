@@ -5,6 +5,11 @@ use anyhow::Result;
 use crate::model::params::{OptimKind, ParamGroup, ParamSpec, ParamTable};
 use crate::model::store::ParamStore;
 use crate::tensor::backend::{AdamWStep, Backend, MuonItem, MuonStep};
+use crate::tensor::trace;
+
+/// Names of the two parts of an update, in a recording.
+pub const ADAMW: &str = "AdamW update";
+pub const MUON: &str = "Muon update";
 
 /// What a recipe says of the optimizers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -130,6 +135,7 @@ impl<B: Backend> OptimizerState<B> {
         self.router_updates += u64::from(!router_frozen);
         let (lr, grad_scale) = (lr as f32, grad_scale as f32);
         let mut matrices = Vec::new();
+        let adamw = trace::phase(ADAMW);
         for (id, (weight, moments)) in params.iter_mut().zip(&mut self.moments).enumerate() {
             let spec = &table.specs[id];
             if !is_updated(spec, router_frozen) {
@@ -138,8 +144,7 @@ impl<B: Backend> OptimizerState<B> {
             let grad = &grads[id];
             match moments {
                 Moments::Muon { momentum } => {
-                    let is_gate_up = spec.expert.is_some() && spec.name.ends_with(".gate_up");
-                    let row_blocks = if cfg.muon_split_gate_up && is_gate_up { 2 } else { 1 };
+                    let row_blocks = if cfg.muon_split_gate_up && spec.is_gate_up() { 2 } else { 1 };
                     matrices.push(MuonItem { weight, grad, momentum, row_blocks });
                 }
                 Moments::AdamW { m, v } => {
@@ -157,6 +162,8 @@ impl<B: Backend> OptimizerState<B> {
                 Moments::None => {}
             }
         }
+        drop(adamw);
+        let _muon = trace::phase(MUON);
         let step =
             MuonStep { lr, weight_decay: cfg.muon_weight_decay, momentum: cfg.muon_momentum, ns_steps: cfg.ns_steps, grad_scale };
         backend.muon(&mut matrices, step)

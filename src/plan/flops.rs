@@ -16,6 +16,7 @@
 use crate::model::config::AttentionKind;
 use crate::model::params::{OptimKind, ParamTable};
 use crate::recipe::Recipe;
+use crate::tensor::work::{mean_keys, newton_schulz_flops};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Flops {
@@ -45,9 +46,7 @@ impl Flops {
             .filter(|s| s.optim == OptimKind::Muon)
             .map(|s| {
                 let [rows, cols] = s.matrix_shape();
-                let is_gate_up =
-                    s.expert.is_some() && rows == 2 * m.expert_width && cols == m.hidden_size && s.name.ends_with("gate_up");
-                match recipe.optimizer.muon_split_gate_up && is_gate_up {
+                match recipe.optimizer.muon_split_gate_up && s.is_gate_up() {
                     true => 2.0 * newton_schulz_flops(rows / 2, cols, recipe.optimizer.ns_steps),
                     false => newton_schulz_flops(rows, cols, recipe.optimizer.ns_steps),
                 }
@@ -59,33 +58,5 @@ impl Flops {
     /// Operations for one token of training.
     pub fn per_token(&self) -> f64 {
         self.parameters + self.attention
-    }
-}
-
-/// Keys that a token of a sequence of `seq` sees on average.
-fn mean_keys(seq: usize, window: Option<usize>) -> f64 {
-    let s = seq as f64;
-    match window {
-        Some(w) if w < seq => w as f64 - (w * w) as f64 / (2.0 * s),
-        _ => s / 2.0,
-    }
-}
-
-/// Operations of `steps` Newton-Schulz iterations on one matrix: two products of m^2 n and one of m^3 each, m <= n.
-fn newton_schulz_flops(rows: usize, cols: usize, steps: usize) -> f64 {
-    let (m, n) = (rows.min(cols) as f64, rows.max(cols) as f64);
-    steps as f64 * (4.0 * m * m * n + 2.0 * m * m * m)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_window_as_long_as_the_sequence_is_no_window() {
-        assert_eq!(mean_keys(4096, None), 2048.0);
-        assert_eq!(mean_keys(4096, Some(4096)), 2048.0);
-        assert_eq!(mean_keys(4096, Some(4095)), 4095.0 - 4095.0 * 4095.0 / 8192.0);
-        assert_eq!(mean_keys(100, Some(10)), 9.5);
     }
 }

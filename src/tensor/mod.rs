@@ -3,5 +3,9 @@
 pub mod backend;
 pub mod cpu;
 pub mod trace;
+<<<<<<< HEAD
+=======
+pub mod work;
+>>>>>>> bench
 
 pub use backend::Backend;

@@ -7,12 +7,23 @@
 //! There is one recording in a process. Verbs are called one after the other, as training does: with several callers at a
 //! time each verb is still recorded, but a task goes by the name of the verb that was opened last.
 
+<<<<<<< HEAD
+=======
+mod chrome;
+mod summary;
+
+>>>>>>> bench
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+<<<<<<< HEAD
+=======
+pub use summary::{Summary, VerbTotal};
+
+>>>>>>> bench
 /// The recorder that the functions of this module stand for.
 static GLOBAL: Recorder = Recorder::new();
 
@@ -92,6 +103,18 @@ pub struct Trace {
     pub length: Duration,
 }
 
+<<<<<<< HEAD
+=======
+impl Trace {
+    /// Seconds of all phases of this name together.
+    pub fn phase_seconds(&self, name: &str) -> f64 {
+        let spans = self.threads.iter().flat_map(|t| &t.spans).filter(|s| s.kind == SpanKind::Call);
+        let named = spans.filter(|s| s.call.is_some_and(|i| self.calls[i].phase && self.calls[i].name == name));
+        named.map(|s| (s.end - s.start).as_secs_f64()).sum()
+    }
+}
+
+>>>>>>> bench
 /// Begins a recording; one that was running is dropped.
 pub fn start() {
     GLOBAL.start();

@@ -7,6 +7,7 @@ pub mod engine;
 mod launcher;
 mod lock;
 mod peak;
+mod profile;
 mod report;
 mod run;
 mod start;

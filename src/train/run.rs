@@ -13,6 +13,7 @@ use super::engine::Engine;
 use super::launcher::refuse_many_ranks;
 use super::lock::RunLock;
 use super::peak::measured_peak_flops;
+use super::profile::{DATA, Profile, STEP};
 use super::report::{self, Timing};
 use super::start::{check_resume, check_tokenizer, claim, claim_existing, find_start, open_init, open_validation};
 use super::state::TrainState;
@@ -32,6 +33,7 @@ use crate::optim::schedule::Schedule;
 use crate::plan::flops::Flops;
 use crate::recipe::Recipe;
 use crate::tensor::backend::Batch;
+use crate::tensor::trace;
 
 /// Who computes loss and gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub struct Options {
     pub time_limit: Option<Duration>,
     /// Hugging Face directory whose weights a new run starts from.
     pub init_from: Option<PathBuf>,
+    /// Where the trace of a few steps goes.
+    pub profile: Option<PathBuf>,
 }
 
 /// The resolved recipe in a run directory.
@@ -180,6 +184,8 @@ impl<'a, E: Engine> Run<'a, E> {
         let flops_per_token = Flops::of(self.recipe, &self.state.table).per_token();
         let peak_flops = self.recipe.train.peak_flops.unwrap_or_else(measured_peak_flops);
         let mut progress = Progress::new(total, self.state.step);
+        let start = self.state.step;
+        let mut profile = self.options.profile.clone().map(|path| Profile::new(path, until.saturating_sub(start)));
 
         let mut validated = true;
         let outcome = loop {
@@ -190,14 +196,21 @@ impl<'a, E: Engine> Run<'a, E> {
                 break reason;
             }
             failpoint::hit_at("step", self.state.step)?;
+            let nth = self.state.step + 1 - start;
+            profile.iter_mut().for_each(|p| p.before(nth));
+            let recorded = trace::phase(STEP);
             let started = Instant::now();
+            let reading = trace::phase(DATA);
             let batches = self.micro_batches()?;
+            drop(reading);
             let data_s = started.elapsed().as_secs_f64();
             let lr = schedule.lr_at(self.state.step);
             let interrupted = || self.stop.signalled().is_some();
             let done = step(&self.engine, &mut self.state, &cfg, &batches, lr, &interrupted);
             // Interrupted between two micro-batches: the step has not happened.
             let Some(report) = done.inspect_err(|_| self.sync_metrics())? else { continue };
+            drop(recorded);
+            profile.iter_mut().for_each(|p| p.after(nth));
             let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops };
             let now = self.state.step;
 
@@ -219,6 +232,11 @@ impl<'a, E: Engine> Run<'a, E> {
             self.save(true)?;
         }
         self.sync_metrics();
+        match (profile, outcome) {
+            (Some(profile), Outcome::Signal(_)) => profile.abandon(),
+            (Some(profile), _) => profile.report(self.recipe.train.precision),
+            (None, _) => {}
+        }
         Ok(outcome)
     }
 
@@ -362,7 +380,7 @@ impl<'a, E: Engine> Run<'a, E> {
 }
 
 /// Writes a small file under a temporary name, then renames it into place.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut tmp = path.as_os_str().to_owned();
     tmp.push(".tmp");
     std::fs::write(&tmp, bytes).and_then(|()| std::fs::rename(&tmp, path)).with_context(|| format!("writing {}", path.display()))

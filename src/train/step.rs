@@ -7,6 +7,10 @@ use super::state::TrainState;
 use crate::failpoint;
 use crate::optim::update::{OptimizerConfig, clip_factor, grad_norm};
 use crate::tensor::backend::{Batch, Loss};
+use crate::tensor::trace;
+
+/// Name of the part of a step that computes its gradients, in a recording.
+pub const FORWARD_BACKWARD: &str = "forward and backward";
 
 /// What does not change from step to step.
 #[derive(Debug, Clone)]
@@ -53,6 +57,7 @@ pub fn step<E: Engine>(
     let labels: u64 = micro_batches.iter().map(Batch::num_labels).sum();
     let tokens: u64 = micro_batches.iter().map(|b| b.tokens() as u64).sum();
     let grad_scale = if labels == 0 { 0.0 } else { (1.0 / labels as f64) as f32 };
+    let gradients = trace::phase(FORWARD_BACKWARD);
     state.grads.clear(backend)?;
     let mut loss = Loss::default();
     let mut expert_counts: Vec<Vec<u64>> = Vec::new();
@@ -72,6 +77,7 @@ pub fn step<E: Engine>(
             }
         }
     }
+    drop(gradients);
     let router_frozen = state.tokens_seen < cfg.router_freeze_tokens;
     let norm = grad_norm(backend, &state.table, &state.grads, router_frozen)?;
     if !loss.sum.is_finite() || !norm.is_finite() {

@@ -1,6 +1,7 @@
 //! The integration tests, one binary: `cargo test --release --test suite`.
 
 mod balance;
+mod bench;
 mod checkpoint;
 mod checkpoint_kill;
 mod cpu_step;

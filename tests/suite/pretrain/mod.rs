@@ -3,6 +3,7 @@
 mod damage;
 mod kills;
 mod numbers;
+mod profile;
 mod refusals;
 mod resume;
 mod run_dir;

@@ -1,0 +1,89 @@
+//! `zaya bench`: what this machine reaches, and what zaya reaches on it. Everything goes through `trait Backend`, on numbers
+//! and tokens that are made up; no data is read.
+
+pub mod case;
+mod gemm;
+mod report;
+mod step;
+mod synthetic;
+mod table;
+mod timing;
+mod verbs;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+
+pub use case::Case;
+pub use report::*;
+pub use timing::Times;
+
+use crate::machine::{self, Peaks};
+use crate::recipe::Recipe;
+
+/// A part of the benchmark of a recipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Machine,
+    Gemm,
+    Verbs,
+    Step,
+}
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Parts of the recipe's benchmark.
+    pub parts: Vec<Part>,
+    pub cases: Vec<Case>,
+    /// Of each measurement.
+    pub seconds: f64,
+}
+
+/// A whole step is timed for so many times the seconds of one kernel.
+const STEP_TIMES: f64 = 10.0;
+
+/// Measures on the thread pool that it is called in. `progress` is told what comes next. Without a recipe only the cases
+/// and the machine can be measured.
+pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) -> Result<Report> {
+    let wants = |part| options.parts.contains(&part);
+    let seconds = options.seconds;
+    // First of all, while the process is small: its peak of memory is the process's.
+    let step = match recipe.filter(|_| wants(Part::Step)) {
+        Some(recipe) => {
+            progress("a whole step");
+            Some((step::measure(recipe, STEP_TIMES * seconds)?, recipe.train.precision))
+        }
+        None => None,
+    };
+    let mut cases = Vec::with_capacity(options.cases.len());
+    for case in &options.cases {
+        progress(&case.to_string());
+        cases.push(case.measure(seconds)?);
+    }
+    let peaks = (!options.parts.is_empty()).then(|| {
+        progress("the machine");
+        Peaks::measure(10.0 * seconds)
+    });
+    let (mut gemm, mut verbs) = (None, None);
+    if let (Some(recipe), Some(peaks)) = (recipe, &peaks) {
+        if wants(Part::Gemm) {
+            gemm = Some(gemm::measure(recipe, peaks, seconds, progress)?);
+        }
+        if wants(Part::Verbs) {
+            verbs = Some(verbs::measure(recipe, peaks, seconds, progress)?);
+        }
+    }
+    Ok(Report {
+        zaya_version: env!("CARGO_PKG_VERSION"),
+        unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64()),
+        threads: rayon::current_num_threads(),
+        seconds,
+        machine: machine::describe(),
+        recipe: recipe.map(RecipeShape::of),
+        gemm,
+        verbs,
+        step: step.map(|(s, precision)| s.against(peaks.as_ref(), precision)),
+        peaks,
+        cases,
+    })
+}

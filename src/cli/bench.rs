@@ -1,0 +1,109 @@
+//! `zaya bench`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use super::BackendName;
+use crate::bench::{self, Case, Options, Part};
+use crate::error::{bad_input, exit_code};
+use crate::recipe;
+
+/// Measure what this machine reaches, and what zaya reaches on it.
+///
+/// Peaks of the machine, the products and the fused verbs of a recipe's model, its whole step: achieved against limit. No
+/// data is needed; tokens are made up. docs/BENCH.md explains every figure and the document that --json writes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The recipe whose model and geometry are measured.
+    #[arg(long, value_name = "FILE", required_unless_present = "case")]
+    recipe: Option<PathBuf>,
+
+    /// Writes a value over the recipe's: --set train.precision=bf16. May be given many times.
+    #[arg(long, value_name = "KEY=VALUE", requires = "recipe")]
+    set: Vec<String>,
+
+    /// Threads; by default the recipe's `train.threads`, else all cores.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// What is measured [default: all of them; none when only --case is given]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    parts: Vec<PartName>,
+
+    /// One kernel at a given shape, such as gemm:m=4096,n=256,k=256 or
+    /// linear_ce:tokens=4096,dim=256,vocab=32768,precision=bf16. May be given many times.
+    #[arg(long, value_name = "SPEC")]
+    case: Vec<Case>,
+
+    /// Seconds of each measurement.
+    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = parse_seconds)]
+    seconds: f64,
+
+    /// Writes everything to a file as JSON; `-` is stdout, and the table then goes to stderr.
+    #[arg(long, value_name = "PATH")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PartName {
+    /// Peaks of arithmetic units and memory.
+    Machine,
+    /// The products of the recipe's model.
+    Gemm,
+    /// Every fused verb.
+    Verbs,
+    /// A whole optimizer step.
+    Step,
+}
+
+impl PartName {
+    fn part(self) -> Part {
+        match self {
+            Self::Machine => Part::Machine,
+            Self::Gemm => Part::Gemm,
+            Self::Verbs => Part::Verbs,
+            Self::Step => Part::Step,
+        }
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|s| (0.0..=3600.0).contains(s)).ok_or_else(|| "expected seconds from 0 to 3600".to_string())
+}
+
+pub fn run(args: Args, backend: BackendName) -> Result<u8> {
+    if backend != BackendName::Cpu {
+        return Err(bad_input("zaya bench measures zaya's own kernels: leave --backend out"));
+    }
+    let recipe = args.recipe.as_deref().map(|path| recipe::load(path, &args.set)).transpose()?;
+    if let Some(part) = args.parts.iter().find(|p| **p != PartName::Machine && recipe.is_none()) {
+        let name = part.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
+        return Err(bad_input(format!("--parts {name} measures the model of a recipe: name one with --recipe FILE")));
+    }
+    let to_stdout = args.json.as_deref().is_some_and(|p| p.as_os_str() == "-");
+    if let Some(path) = args.json.as_deref().filter(|_| !to_stdout) {
+        super::claim_output(path)?;
+    }
+    let parts = match args.parts.as_slice() {
+        [] if args.case.is_empty() => PartName::value_variants().iter().map(|p| p.part()).collect(),
+        given => given.iter().map(|p| p.part()).collect(),
+    };
+    let options = Options { parts, cases: args.case, seconds: args.seconds };
+    let threads = args.threads.or_else(|| recipe.as_ref()?.train.threads);
+    let progress = |what: &str| tell!("measuring {what}");
+    let report = super::in_pool(threads, || bench::run(recipe.as_ref(), &options, &progress))?;
+    let (table, json) = (report.table(), serde_json::to_string_pretty(&report)?);
+    if to_stdout {
+        tell!("\n{table}");
+        say!("{json}");
+        return Ok(exit_code::OK);
+    }
+    say!("\n{}", table.trim_end());
+    if let Some(path) = &args.json {
+        std::fs::write(path, json + "\n").with_context(|| format!("writing the results to {}", path.display()))?;
+        say!("\nresults in {}", path.display());
+    }
+    Ok(exit_code::OK)
+}

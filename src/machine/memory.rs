@@ -1,0 +1,71 @@
+//! Bandwidth of memory, on arrays that no cache holds.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use rayon::prelude::*;
+
+use super::{MemoryPeak, Peak, best_round, cpu};
+
+/// Times the last-level cache.
+const CACHES: u64 = 4;
+/// Bytes of one array: at least, where the cache is small or unknown, and at most, three of them being allocated.
+const LEAST: u64 = 64 << 20;
+const MOST: u64 = 1 << 30;
+/// Numbers that a thread takes at a time.
+const PIECE: usize = 1 << 16;
+
+pub(super) fn measure(time: Duration) -> MemoryPeak {
+    let cached = cpu::l3_bytes().map_or(0, |b| b * CACHES).clamp(LEAST, MOST);
+    let bytes = cpu::available_memory().map_or(cached, |free| cached.min(free / 8)) as usize;
+    let n = (bytes / size_of::<f32>()).max(PIECE);
+    let (a, b) = (vec![1f32; n], vec![2f32; n]);
+    let mut c = vec![0f32; n];
+
+    // A parallel iterator on one piece after the other, or a plain one: the same work.
+    let read = Peak {
+        one_thread: rate(1, n, best_round(time, || read_one(&a))),
+        all_threads: rate(1, n, best_round(time, || a.par_chunks(PIECE).for_each(read_one))),
+    };
+    let copy = Peak {
+        one_thread: rate(2, n, best_round(time, || scale(&mut c, &a))),
+        all_threads: rate(
+            2,
+            n,
+            best_round(time, || c.par_chunks_mut(PIECE).zip(a.par_chunks(PIECE)).for_each(|(c, a)| scale(c, a))),
+        ),
+    };
+    let triad = Peak {
+        one_thread: rate(3, n, best_round(time, || add_scaled(&mut c, &a, &b))),
+        all_threads: rate(
+            3,
+            n,
+            best_round(time, || {
+                let operands = a.par_chunks(PIECE).zip(b.par_chunks(PIECE));
+                c.par_chunks_mut(PIECE).zip(operands).for_each(|(c, (a, b))| add_scaled(c, a, b));
+            }),
+        ),
+    };
+    MemoryPeak { read, copy, triad, buffer_bytes: n * size_of::<f32>() }
+}
+
+/// GB/s of a pass over `arrays` arrays of `n` numbers.
+fn rate(arrays: usize, n: usize, seconds: f64) -> f64 {
+    (arrays * n * size_of::<f32>()) as f64 / seconds / 1e9
+}
+
+/// Integer sums, which the compiler may take in any order and so many at a time.
+fn read_one(a: &[f32]) {
+    black_box(a.iter().fold(0u32, |sum, x| sum.wrapping_add(x.to_bits())));
+}
+
+/// A copy with one multiplication, so that it does not become a `memcpy`, which has tricks of its own.
+fn scale(c: &mut [f32], a: &[f32]) {
+    let factor = black_box(0.5);
+    c.iter_mut().zip(a).for_each(|(c, a)| *c = factor * a);
+}
+
+fn add_scaled(c: &mut [f32], a: &[f32], b: &[f32]) {
+    let factor = black_box(0.5);
+    c.iter_mut().zip(a).zip(b).for_each(|((c, a), b)| *c = a + factor * b);
+}
