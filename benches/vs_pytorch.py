@@ -14,6 +14,7 @@ docs/BENCH_PYTORCH.md says what is compared and how.
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -94,6 +95,8 @@ def check(python, args, compiles):
 
 def main():
     args = arguments()
+    # an end by signal goes the way of Ctrl-C, on which the running child is ended too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     notes = []
     try:
         python, (torch_version, transformers_version) = pyenv.ensure(args.venv, args.pip_args.split())
@@ -154,4 +157,7 @@ def measure(args, python, compiles, out, notes):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped")

@@ -29,7 +29,8 @@ BLOCK = {
 
 
 def rms(x, weight, eps):
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
+    # equal dtypes, or torch does not use its fused form
+    return F.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)
 
 
 def merge(branch, stream, m):
