@@ -170,7 +170,7 @@ impl Case {
                 gib(free as f64)
             )));
         }
-        let (pass, times, work) = time(&Cpu::new(self.precision), self.kernel, seconds)?;
+        let (pass, times, work) = time(&Cpu::with_head(self.precision, self.precision), self.kernel, seconds)?;
         Ok(CaseLine {
             case: self.to_string(),
             kind: self.kernel.kind(),

@@ -51,7 +51,7 @@ pub fn measure(recipe: &Recipe, peaks: &Peaks, seconds: f64, progress: &dyn Fn(&
         progress(&format!("product {} ({} x {} x {})", p.name, p.m, p.n, p.k));
         for precision in [Precision::F32, Precision::Bf16] {
             let limit_gflops = peaks.gflops(precision).all_threads;
-            for (pass, times, work) in one(&Cpu::new(precision), &p, seconds)? {
+            for (pass, times, work) in one(&Cpu::with_head(precision, precision), &p, seconds)? {
                 let gflops = work.flops / times.median_s / 1e9;
                 lines.push(GemmLine {
                     name: p.name.into(),

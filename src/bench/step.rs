@@ -11,7 +11,7 @@ use crate::error::bad_input;
 use crate::machine;
 use crate::model::init::initial_values;
 use crate::model::stack::MicroBatch;
-use crate::model::{Cx, Model, ParamStore, ParamTable};
+use crate::model::{Cx, ParamStore, ParamTable};
 use crate::optim::schedule::Schedule;
 use crate::optim::update::{ADAMW, MUON};
 use crate::plan::{Flops, memory};
@@ -21,6 +21,7 @@ use crate::tensor::backend::{Batch, Loss, PinnedRoutes};
 use crate::tensor::cpu::Cpu;
 use crate::tensor::trace;
 use crate::train::config::balance_config;
+use crate::train::backend::native;
 use crate::train::engine::{Engine, Native};
 use crate::train::state::TrainState;
 use crate::train::step::{FORWARD_BACKWARD, StepConfig, step};
@@ -78,7 +79,7 @@ pub fn measure(recipe: &Recipe, seconds: f64) -> Result<StepLine> {
     let (model, train) = (&recipe.model, &recipe.train);
     let tokens = train.micro_batch * train.seq_len;
     let engine = EvenRoutes {
-        native: Native { backend: Cpu::new(train.precision), model: Model::new(model.clone()) },
+        native: native(recipe)?,
         routes: (0..model.num_blocks() as u64).map(|i| synthetic::even_routes(i, tokens, model.num_experts)).collect(),
     };
     let mut state = TrainState::new(engine.backend(), model, &balance_config(recipe), |id| {
@@ -147,7 +148,7 @@ fn middle(rounds: &mut [Round]) -> Round {
 
 /// A model of a cluster's size would be killed for its memory after minutes of filling it.
 fn refuse_too_large(recipe: &Recipe, table: &ParamTable) -> Result<()> {
-    let needed: u64 = memory::estimate(recipe, table).iter().map(|p| p.bytes).sum();
+    let needed: u64 = memory::parts(recipe, table)?.iter().map(|p| p.bytes).sum();
     match machine::available_memory() {
         Some(free) if needed > free => Err(bad_input(format!(
             "cannot measure a whole step of this recipe: training it takes about {:.1} GiB, and this machine has {:.1} GiB free. \

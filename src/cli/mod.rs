@@ -47,7 +47,7 @@ pub enum BackendName {
 /// Runs one subcommand; the value is the process's exit code.
 pub fn run(cli: Cli) -> Result<u8> {
     crate::failpoint::init()?;
-    crate::tensor::cpu::level::Level::check_variable().map_err(bad_input)?;
+    crate::tensor::cpu::level::Level::check_variable().map_err(crate::error::bad_input)?;
     match cli.command {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Pretrain(args) => pretrain::run(args, cli.backend),

@@ -3,9 +3,6 @@
 pub mod backend;
 pub mod cpu;
 pub mod trace;
-<<<<<<< HEAD
-=======
 pub mod work;
->>>>>>> bench
 
 pub use backend::Backend;

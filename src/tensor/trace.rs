@@ -7,23 +7,17 @@
 //! There is one recording in a process. Verbs are called one after the other, as training does: with several callers at a
 //! time each verb is still recorded, but a task goes by the name of the verb that was opened last.
 
-<<<<<<< HEAD
-=======
 mod chrome;
 mod summary;
 
->>>>>>> bench
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-<<<<<<< HEAD
-=======
 pub use summary::{Summary, VerbTotal};
 
->>>>>>> bench
 /// The recorder that the functions of this module stand for.
 static GLOBAL: Recorder = Recorder::new();
 
@@ -103,8 +97,6 @@ pub struct Trace {
     pub length: Duration,
 }
 
-<<<<<<< HEAD
-=======
 impl Trace {
     /// Seconds of all phases of this name together.
     pub fn phase_seconds(&self, name: &str) -> f64 {
@@ -114,7 +106,6 @@ impl Trace {
     }
 }
 
->>>>>>> bench
 /// Begins a recording; one that was running is dropped.
 pub fn start() {
     GLOBAL.start();

@@ -62,6 +62,11 @@ fn work(flops: f64, numbers: f64) -> Work {
     Work { flops, bytes: F32 * numbers }
 }
 
+/// Nothing but `numbers` numbers that are read or written.
+pub fn moved(numbers: usize) -> Work {
+    work(0.0, numbers as f64)
+}
+
 fn product(dims: [usize; 3]) -> f64 {
     2.0 * dims.iter().map(|d| *d as f64).product::<f64>()
 }

@@ -111,11 +111,12 @@ pub(super) fn moe<B: Backend>(b: &B, lines: &mut Lines) -> Result<()> {
     let route = || b.route(&rows, &h, Some(&prev), p, &biases, m.router_norm_eps, Some(&pinned));
     let (routing, _, saved) = route()?;
     lines.verb("route", Pass::Forward, calls, work::route(t, d, r, classes), || route().map(drop))?;
+    let mut dh = b.zeros(t, d)?;
     lines.verb("route", Pass::Backward, calls, work::route_backward(t, d, r, classes), || {
         let ([down_weight, fc1_weight, fc2_weight, out], [down_bias, gamma, norm, fc1_bias, fc2_bias]) = (&mut gw, &mut gv);
         let gamma = Some(gamma);
         let g = RouterParams { down_weight, down_bias, gamma, norm, fc1_weight, fc1_bias, fc2_weight, fc2_bias, out };
-        b.route_backward(&h, Some(&prev), p, &routing, &saved, &d_prob, Some(&d_state), g).map(drop)
+        b.route_backward(&h, Some(&prev), p, &routing, &saved, &d_prob, Some(&d_state), g, &mut dh).map(drop)
     })?;
 
     let shapes = || (0..e).flat_map(|_| [(2 * f, d), (d, f)]);

@@ -27,7 +27,7 @@ pub fn measure(recipe: &Recipe, peaks: &Peaks, seconds: f64, progress: &dyn Fn(&
         progress,
         done: Vec::new(),
     };
-    all(&Cpu::new(train.precision), recipe, &mut lines)?;
+    all(&Cpu::with_head(train.precision, train.head_precision), recipe, &mut lines)?;
     Ok(lines.done)
 }
 

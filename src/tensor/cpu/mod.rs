@@ -25,6 +25,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::backend::*;
 use super::trace::{self, VerbSpan};
+use super::work::{self, Work};
 use arena::{Arena, ArenaUse, Block, Element};
 pub use buf::Buf;
 use buf::Side;
@@ -104,11 +105,11 @@ impl Cpu {
     fn out(&self, rows: usize, cols: usize) -> Result<Buf> {
         Ok(Buf::in_arena(self.block(rows * cols)?, rows, cols))
     }
+}
 
-    /// Records a verb that makes `multiply_adds` and works on at least `numbers` f32.
-    fn verb(&self, name: &'static str, multiply_adds: usize, numbers: usize) -> VerbSpan {
-        trace::verb(name, 2.0 * multiply_adds as f64, 4.0 * numbers as f64)
-    }
+/// Records a verb that costs at least `w`.
+fn verb(name: &'static str, w: Work) -> VerbSpan {
+    trace::verb(name, w.flops, w.bytes)
 }
 
 fn len(b: &Buf) -> usize {
@@ -126,14 +127,6 @@ fn merge<'a>(p: Merge<&'a Buf>) -> Merge<&'a [f32]> {
 
 fn qkv<'a>(x: Qkv<&'a Buf>) -> Qkv<&'a [f32]> {
     Qkv { q: x.q.data(), k: x.k.data(), v: x.v.data() }
-}
-
-/// Multiplications and additions of causal attention's forward.
-fn attention_multiply_adds(rows: &Rows, shape: &AttentionShape) -> usize {
-    let keys = shape.window.map_or(rows.seq, |w| w.min(rows.seq));
-    // Mean number of keys, past ones included.
-    let mean = rows.past as f64 + keys as f64 - (keys * keys) as f64 / (2.0 * rows.seq.max(1) as f64);
-    (2.0 * mean * (rows.tokens() * shape.num_query_heads * shape.head_dim) as f64) as usize
 }
 
 impl Backend for Cpu {
@@ -177,7 +170,7 @@ impl Backend for Cpu {
     }
 
     fn add_assign(&self, a: &mut Buf, b: &Buf) -> Result<()> {
-        let _span = self.verb("add_assign", 0, 3 * len(a));
+        let _span = verb("add_assign", work::moved(3 * len(a)));
         if !self.is_planning() {
             elementwise::add_parallel(a.data_mut(), b.data());
         }
@@ -212,7 +205,7 @@ impl Backend for Cpu {
     fn embed(&self, rows: &Rows, table: &Buf) -> Result<Buf> {
         rows::check_ids(&rows.ids, table.rows)?;
         let mut y = self.out(rows.tokens(), table.cols)?;
-        let _span = self.verb("embed", 0, 2 * len(&y));
+        let _span = verb("embed", work::embed(y.rows, y.cols));
         if !self.is_planning() {
             rows::embed(rows, table.data(), table.cols, y.data_mut());
         }
@@ -221,7 +214,7 @@ impl Backend for Cpu {
 
     fn embed_backward(&self, rows: &Rows, dy: &Buf, pad: Option<u32>, d_table: &mut Buf) -> Result<()> {
         let mut order = self.block::<u32>(rows.tokens())?;
-        let _span = self.verb("embed_backward", 0, 3 * len(dy));
+        let _span = verb("embed_backward", work::embed_backward(dy.rows, dy.cols));
         if !self.is_planning() {
             rows::embed_backward(rows, dy.data(), pad, d_table.data_mut(), dy.cols, &mut order);
         }
@@ -230,7 +223,7 @@ impl Backend for Cpu {
 
     fn affine(&self, x: &Buf, scale: &Buf, bias: &Buf) -> Result<Buf> {
         let mut y = self.out(x.rows, x.cols)?;
-        let _span = self.verb("affine", 0, 2 * len(x));
+        let _span = verb("affine", work::affine(x.rows, x.cols));
         if !self.is_planning() {
             elementwise::affine(x.data(), scale.data(), bias.data(), y.data_mut());
         }
@@ -240,7 +233,7 @@ impl Backend for Cpu {
     fn affine_backward(&self, x: &Buf, scale: &Buf, bias: &Buf, dy: &Buf, d_scale: &mut Buf, d_bias: &mut Buf) -> Result<Buf> {
         let mut dx = self.out(x.rows, x.cols)?;
         let mut partials = self.block(elementwise::sums_len(x.rows, 2 * x.cols))?;
-        let _span = self.verb("affine_backward", 0, 3 * len(x));
+        let _span = verb("affine_backward", work::affine_backward(x.rows, x.cols));
         if !self.is_planning() {
             let (d_scale, d_bias) = (d_scale.data_mut(), d_bias.data_mut());
             elementwise::affine_backward(x.data(), scale.data(), bias.data(), dy.data(), dx.data_mut(), d_scale, d_bias, &mut partials);
@@ -250,7 +243,7 @@ impl Backend for Cpu {
 
     fn residual_scale(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>) -> Result<Buf> {
         let mut y = self.out(stream.rows, stream.cols)?;
-        let _span = self.verb("residual_scale", 0, 3 * len(stream));
+        let _span = verb("residual_scale", work::residual_scale(stream.rows, stream.cols));
         if !self.is_planning() {
             elementwise::residual_scale(branch.data(), stream.data(), merge(p), y.data_mut());
         }
@@ -265,7 +258,7 @@ impl Backend for Cpu {
 
     fn rms_norm(&self, x: &Buf, weight: &Buf, eps: f64) -> Result<(Buf, Block<f32>)> {
         let (mut y, mut inv) = (self.out(x.rows, x.cols)?, self.block(x.rows)?);
-        let _span = self.verb("rms_norm", 0, 2 * len(x));
+        let _span = verb("rms_norm", work::rms_norm(x.rows, x.cols));
         if !self.is_planning() {
             elementwise::rms_norm(x.data(), weight.data(), eps, y.data_mut(), &mut inv);
         }
@@ -275,7 +268,7 @@ impl Backend for Cpu {
     fn rms_norm_backward(&self, x: &Buf, weight: &Buf, saved: &Block<f32>, dy: &Buf, d_weight: &mut Buf) -> Result<Buf> {
         let mut dx = self.out(x.rows, x.cols)?;
         let mut partials = self.block(elementwise::sums_len(x.rows, x.cols))?;
-        let _span = self.verb("rms_norm_backward", 0, 3 * len(x));
+        let _span = verb("rms_norm_backward", work::rms_norm_backward(x.rows, x.cols));
         if !self.is_planning() {
             let d_weight = d_weight.data_mut();
             elementwise::rms_norm_backward(x.data(), weight.data(), saved, dy.data(), dx.data_mut(), d_weight, &mut partials);
@@ -286,7 +279,7 @@ impl Backend for Cpu {
     fn residual_norm(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>, norm: &Buf, eps: f64) -> Result<(Buf, Buf, Block<f32>)> {
         let (rows, cols) = (stream.rows, stream.cols);
         let (mut y, mut h, mut inv) = (self.out(rows, cols)?, self.out(rows, cols)?, self.block(rows)?);
-        let _span = self.verb("residual_norm", 0, 4 * len(stream));
+        let _span = verb("residual_norm", work::moved(4 * len(stream)));
         if !self.is_planning() {
             let (branch, stream) = (branch.data(), stream.data());
             elementwise::residual_norm(branch, stream, merge(p), norm.data(), eps, y.data_mut(), h.data_mut(), &mut inv);
@@ -305,7 +298,7 @@ impl Backend for Cpu {
         let (rows, cols) = (x.stream.rows, x.stream.cols);
         let (mut d_branch, mut d_stream) = (self.out(rows, cols)?, self.out(rows, cols)?);
         let mut partials = self.block(elementwise::sums_len(rows, 5 * cols))?;
-        let _span = self.verb("residual_norm_backward", 0, 7 * len(x.stream));
+        let _span = verb("residual_norm_backward", work::moved(7 * len(x.stream)));
         if !self.is_planning() {
             let x = elementwise::ResidualNorm {
                 branch: x.branch.data(),
@@ -339,8 +332,7 @@ impl Backend for Cpu {
     fn project<const N: usize>(&self, x: &Buf, weights: [&Buf; N]) -> Result<[Buf; N]> {
         let mut y = all(weights.map(|w| self.out(x.rows, w.rows)))?;
         let mut scratch = self.block(linear::scratch_len())?;
-        let outs: usize = weights.iter().map(|w| w.rows).sum();
-        let _span = self.verb("project", outs * len(x), len(x) + outs * (x.rows + x.cols));
+        let _span = verb("project", work::linear(x.rows, x.cols, weights.iter().map(|w| w.rows).sum()));
         if !self.is_planning() {
             let packs = weights.map(|w| w.packed(&self.core, Side::Forward));
             let mut maps = y.iter_mut().zip(&packs).map(|(y, pack)| linear::Map { weight: pack.panels(), y: y.data_mut() });
@@ -354,8 +346,7 @@ impl Backend for Cpu {
         let mut dx = self.out(x.rows, x.cols)?;
         let of_weight = weights.iter().map(|w| linear::weight_gradient_scratch(&self.core, x.rows, w.rows, w.cols));
         let mut scratch = self.block(of_weight.max().unwrap_or(0).max(linear::scratch_len()))?;
-        let outs: usize = weights.iter().map(|w| w.rows).sum();
-        let _span = self.verb("project_backward", 2 * outs * len(x), 2 * len(x) + outs * (2 * x.rows + 3 * x.cols));
+        let _span = verb("project_backward", work::linear_backward(x.rows, x.cols, weights.iter().map(|w| w.rows).sum()));
         if !self.is_planning() {
             let packs = weights.map(|w| w.packed(&self.core, Side::Backward));
             let parts: [linear::Back; N] = std::array::from_fn(|i| linear::Back { dy: dy[i].data(), weight: packs[i].panels() });
@@ -369,9 +360,7 @@ impl Backend for Cpu {
     }
 
     fn cca_mix(&self, rows: &Rows, shape: CcaShape, x: CcaIn<&Buf>, p: CcaParams<&Buf>, halo: Option<Halo<&Buf>>) -> Result<(Qkv<Buf>, cca::Saved)> {
-        let channels = x.q.cols + x.k.cols;
-        let numbers = rows.tokens() * (2 * channels + 2 * x.k.cols);
-        let _span = self.verb("cca_mix", 2 * rows.tokens() * channels * shape.head_dim, numbers);
+        let _span = verb("cca_mix", work::cca_mix(rows.tokens(), &shape));
         let halo = halo.filter(|_| !self.is_planning()).map(|h| Halo { q: h.q.data(), k: h.k.data(), v_delayed: h.v_delayed.data() });
         cca::forward(self, rows, shape, x, p, halo)
     }
@@ -386,9 +375,7 @@ impl Backend for Cpu {
         d: Qkv<&Buf>,
         g: CcaParams<&mut Buf>,
     ) -> Result<CcaIn<Buf>> {
-        let channels = x.q.cols + x.k.cols;
-        let numbers = rows.tokens() * (4 * channels + 3 * x.k.cols);
-        let _span = self.verb("cca_mix_backward", 4 * rows.tokens() * channels * shape.head_dim, numbers);
+        let _span = verb("cca_mix_backward", work::cca_mix_backward(rows.tokens(), &shape));
         cca::backward(self, rows, shape, x, p, saved, d, g)
     }
 
@@ -396,7 +383,7 @@ impl Backend for Cpu {
         let mut out = self.out(x.q.rows, x.q.cols)?;
         let mut lse = self.block(x.q.rows * shape.num_query_heads)?;
         let mut scratch = self.block(attention::forward_scratch(&self.core, rows, shape))?;
-        let _span = self.verb("causal_attention", attention_multiply_adds(rows, &shape), 2 * len(x.q) + 2 * len(x.k));
+        let _span = verb("causal_attention", work::causal_attention(rows.batch, rows.seq, &shape));
         if !self.is_planning() {
             attention::forward(&self.core, rows, shape, qkv(x), out.data_mut(), &mut lse, &mut scratch);
         }
@@ -416,8 +403,7 @@ impl Backend for Cpu {
         let (q_dim, kv_dim) = (x.q.cols, x.k.cols);
         let mut d = Qkv { q: self.out(x.q.rows, q_dim)?, k: self.out(x.k.rows, kv_dim)?, v: self.out(x.v.rows, kv_dim)? };
         let mut scratch = self.block(attention::backward_scratch(&self.core, rows, shape))?;
-        let multiply_adds = attention_multiply_adds(rows, &shape) * 5 / 2;
-        let _span = self.verb("causal_attention_backward", multiply_adds, 4 * len(x.q) + 4 * len(x.k));
+        let _span = verb("causal_attention_backward", work::causal_attention_backward(rows.batch, rows.seq, &shape));
         if !self.is_planning() {
             let grads = Qkv { q: d.q.data_mut(), k: d.k.data_mut(), v: d.v.data_mut() };
             attention::backward(&self.core, rows, shape, qkv(x), out.data(), saved, d_out.data(), grads, &mut scratch);
@@ -440,9 +426,7 @@ impl Backend for Cpu {
             ensure!(routes.len() == rows.tokens(), "{} pinned routes for {} tokens", routes.len(), rows.tokens());
             ensure!(routes.iter().all(|c| (*c as usize) < classes), "a pinned route is not below {classes}");
         }
-        let (r, classes) = (p.norm.cols, balancing_biases.cols);
-        let weights = h.cols * r + 2 * r * r + r * classes;
-        let _span = self.verb("route", rows.tokens() * weights, len(h) + rows.tokens() * 5 * r);
+        let _span = verb("route", work::route(rows.tokens(), h.cols, p.norm.cols, balancing_biases.cols));
         router::forward(self, rows, h, prev, p, balancing_biases, norm_eps, pinned)
     }
 
@@ -458,9 +442,7 @@ impl Backend for Cpu {
         g: RouterParams<&mut Buf>,
         dh: &mut Buf,
     ) -> Result<Option<Buf>> {
-        let r = p.norm.cols;
-        let weights = h.cols * r + 2 * r * r + r * p.out.rows;
-        let _span = self.verb("route_backward", 2 * h.rows * weights, 3 * len(h) + h.rows * 10 * r);
+        let _span = verb("route_backward", work::route_backward(h.rows, h.cols, p.norm.cols, p.out.rows));
         router::backward(self, h, prev, p, routing, saved, d_prob, d_state, g, dh)
     }
 
@@ -481,9 +463,8 @@ impl Backend for Cpu {
     }
 
     fn expert_ffn(&self, h: &Buf, routing: &router::Routing, experts: &[Buf], skip: SkipMode) -> Result<(Buf, experts::Saved)> {
-        let weights = experts.first().map_or(0, len) + experts.get(1).map_or(0, len);
-        let width = experts.first().map_or(0, |w| w.rows);
-        let _span = self.verb("expert_ffn", h.rows * weights, 2 * len(h) + h.rows * width + experts.iter().map(len).sum::<usize>());
+        let width = experts.get(1).map_or(0, |down| down.cols);
+        let _span = verb("expert_ffn", work::expert_ffn(h.rows, h.cols, width, experts.len() / 2));
         experts::forward(self, h, routing, experts, skip)
     }
 
@@ -497,17 +478,15 @@ impl Backend for Cpu {
         dy: &Buf,
         g: &mut [Buf],
     ) -> Result<(Buf, Buf)> {
-        let weights = experts.first().map_or(0, len) + experts.get(1).map_or(0, len);
-        let width = experts.first().map_or(0, |w| w.rows);
-        let numbers = 3 * len(h) + h.rows * width + 3 * experts.iter().map(len).sum::<usize>();
-        let _span = self.verb("expert_ffn_backward", 2 * h.rows * weights, numbers);
+        let width = experts.get(1).map_or(0, |down| down.cols);
+        let _span = verb("expert_ffn_backward", work::expert_ffn_backward(h.rows, h.cols, width, experts.len() / 2));
         experts::backward(self, h, routing, experts, skip, saved, dy, g)
     }
 
     fn logits(&self, y: &Buf, head: &Buf) -> Result<Buf> {
         let mut out = self.out(y.rows, head.rows)?;
         let mut scratch = self.block(linear::scratch_len())?;
-        let _span = self.verb("logits", len(y) * head.rows, len(y) + len(head) + len(&out));
+        let _span = verb("logits", work::linear(y.rows, y.cols, head.rows));
         if !self.is_planning() {
             let core = Core::f32();
             let pack = head.packed(&core, Side::Forward);
@@ -521,7 +500,7 @@ impl Backend for Cpu {
         check_labels(rows, head)?;
         let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
         let mut scratch = self.block(head::scratch_len(&self.head, labelled, y.cols, head.rows, false))?;
-        let _span = self.verb("cross_entropy", labelled * len(head), len(y) + len(head));
+        let _span = verb("cross_entropy", work::cross_entropy(labelled, y.cols, head.rows));
         if self.is_planning() || labelled == 0 {
             return Ok(Loss::default());
         }
@@ -534,7 +513,7 @@ impl Backend for Cpu {
         let mut dy = self.out(y.rows, y.cols)?;
         let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
         let mut scratch = self.block(head::scratch_len(&self.head, labelled, y.cols, head.rows, true))?;
-        let _span = self.verb("cross_entropy_backward", 3 * labelled * len(head), 2 * len(y) + 3 * len(head));
+        let _span = verb("cross_entropy_backward", work::cross_entropy_backward(labelled, y.cols, head.rows));
         if self.is_planning() || labelled == 0 {
             if !self.is_planning() {
                 elementwise::clear(dy.data_mut());
@@ -562,12 +541,8 @@ impl Backend for Cpu {
         let core = if self.core.format == packed::Format::Bf16 { self.core } else { Core::f32() };
         let shapes = || items.iter().map(|i| (i.weight.rows / i.row_blocks, i.weight.cols));
         let mut scratch = self.block(muon::scratch_len(&core, shapes()))?;
-        let multiply_adds = |(rows, cols): (usize, usize)| {
-            let (m, n) = (rows.min(cols), rows.max(cols));
-            step.ns_steps * (2 * m * m * n + m * m * m)
-        };
-        let all: usize = items.iter().zip(shapes()).map(|(item, shape)| item.row_blocks * multiply_adds(shape)).sum();
-        let _span = self.verb("muon", all, items.iter().map(|i| 5 * len(i.weight)).sum());
+        let cost = |i: &MuonItem<Buf>| work::muon(i.weight.rows, i.weight.cols, i.row_blocks, step.ns_steps);
+        let _span = verb("muon", items.iter().map(cost).fold(Work::default(), |sum, one| sum + one));
         if self.is_planning() {
             return Ok(());
         }
@@ -587,7 +562,7 @@ impl Backend for Cpu {
     }
 
     fn adamw(&self, weight: &mut Buf, grad: &Buf, m: &mut Buf, v: &mut Buf, step: AdamWStep) -> Result<()> {
-        let _span = self.verb("adamw", 0, 7 * len(grad));
+        let _span = verb("adamw", work::adamw(len(grad)));
         if !self.is_planning() {
             optim::adamw(weight.data_mut(), grad.data(), m.data_mut(), v.data_mut(), step);
         }
