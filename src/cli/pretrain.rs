@@ -145,7 +145,8 @@ fn refuse_unready(recipe: &Recipe) -> Result<()> {
 }
 
 fn dry_run(recipe: &Recipe) -> Result<u8> {
-    let text = format!("# Resolved recipe\n\n{}\n{}", recipe.to_toml(), super::in_pool(recipe.train.threads, || plan::report(recipe))?);
+    let text =
+        format!("# Resolved recipe\n\n{}\n{}", recipe.to_toml(), super::in_pool(recipe.train.threads, || plan::report(recipe))?);
     match std::io::stdout().write_all(text.as_bytes()) {
         // The reader has seen enough.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}

@@ -5,8 +5,8 @@ use anyhow::Result;
 
 use super::cx::Cx;
 use super::params::MergeIds;
-use super::store::ParamStore;
 use super::params::ParamId;
+use super::store::ParamStore;
 use crate::tensor::backend::{Backend, Merge, ResidualNorm};
 
 /// An RMSNorm: its weight and epsilon.

@@ -29,27 +29,26 @@ pub struct MoeSaved<B: Backend> {
     branch: B::Buf,
 }
 
+/// What a recomputation begins with: the stream, and the router state of the block before.
+pub struct MoeInput<B: Backend> {
+    pub stream: B::Buf,
+    pub prev: Option<B::Buf>,
+}
+
 impl<B: Backend> MoeSaved<B> {
     pub fn routing(&self) -> &B::Routing {
         &self.routing
     }
 
-    /// The stream and the router state that `forward` got, alone.
-    pub fn into_input(self) -> (B::Buf, Option<B::Buf>) {
-        (self.input.stream, self.prev)
+    /// What `forward` got, alone.
+    pub fn into_input(self) -> MoeInput<B> {
+        MoeInput { stream: self.input.stream, prev: self.prev }
     }
 }
 
 impl MoeLayer {
     pub fn new(cfg: &ModelConfig, block: usize, ids: MoeIds, next: Norm) -> Self {
-        Self {
-            block,
-            ids,
-            next,
-            num_experts: cfg.num_experts,
-            router_norm_eps: cfg.router_norm_eps,
-            skip: cfg.skip_mode,
-        }
+        Self { block, ids, next, num_experts: cfg.num_experts, router_norm_eps: cfg.router_norm_eps, skip: cfg.skip_mode }
     }
 
     fn router_params<'a, B: Backend>(&self, p: &'a ParamStore<B>) -> RouterParams<&'a B::Buf> {

@@ -7,7 +7,7 @@ use super::attention::{AttentionCache, AttentionLayer, AttentionSaved};
 use super::config::ModelConfig;
 use super::cx::Cx;
 use super::merge::{Entry, Norm, Normed, NormedGrad};
-use super::moe::{MoeLayer, MoeSaved};
+use super::moe::{MoeInput, MoeLayer, MoeSaved};
 use super::params::ParamTable;
 use super::store::ParamStore;
 use crate::tensor::backend::{Backend, Loss};
@@ -51,8 +51,7 @@ enum Kept<S, I> {
 
 struct BlockSaved<B: Backend> {
     attention: Kept<AttentionSaved<B>, B::Buf>,
-    /// Input: the stream, and the router state of the block before.
-    moe: Kept<MoeSaved<B>, (B::Buf, Option<B::Buf>)>,
+    moe: Kept<MoeSaved<B>, MoeInput<B>>,
 }
 
 struct StackSaved<B: Backend> {
@@ -161,7 +160,7 @@ impl Model {
             let normed = |stream, weight| Normed::new(cx, stream, Norm { weight, eps: self.config.norm_eps });
             let moe_saved = match block.moe {
                 Kept::Saved(saved) => saved,
-                Kept::Input((stream, prev)) => moe.forward(cx, normed(stream, ids.moe.norm)?, prev)?.2,
+                Kept::Input(MoeInput { stream, prev }) => moe.forward(cx, normed(stream, ids.moe.norm)?, prev)?.2,
             };
             expert_counts.push(b.route_counts(moe_saved.routing())?);
             (out, d, d_state) = moe.backward(cx, grads, moe_saved, &out, d, d_state)?;

@@ -24,8 +24,8 @@ use crate::checkpoint::{self, CKPT_DIR, Meta, RetainPolicy, SaveOptions, Saved};
 use crate::data::{Loader, MixtureState};
 use crate::error::bad_input;
 use crate::failpoint;
-use crate::model::init::initial_values;
 use crate::model::ParamTable;
+use crate::model::init::initial_values;
 use crate::monitor::metrics::{METRICS_FILE, last_step};
 use crate::monitor::progress::Shown;
 use crate::monitor::{MetricsWriter, Progress};
@@ -70,9 +70,7 @@ pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
         pool = pool.num_threads(n);
     }
     pool.build().context("starting the threads")?.install(|| match options.engine {
-        EngineKind::Cpu => {
-            Run::start(backend::native(recipe)?, recipe, options, stop)?.train()
-        }
+        EngineKind::Cpu => Run::start(backend::native(recipe)?, recipe, options, stop)?.train(),
         EngineKind::Candle => {
             Run::start(Candle::new(recipe.model.clone(), recipe.train.precision)?, recipe, options, stop)?.train()
         }

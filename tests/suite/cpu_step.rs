@@ -89,14 +89,10 @@ struct Trainer {
 impl Trainer {
     fn new(cpu: Cpu, recompute: Recompute) -> Self {
         let (config, cfg) = (config(), StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0 });
-        let balance = BalanceConfig {
-            rule: Rule::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
-            warmup: 0,
-            include_skip: false,
-        };
+        let balance =
+            BalanceConfig { rule: Rule::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8 }, warmup: 0, include_skip: false };
         let table = ParamTable::new(&config);
-        let state =
-            TrainState::new(&cpu, &config, &balance, |id| Ok(initial_values(&table.specs[id], &config, 3))).unwrap();
+        let state = TrainState::new(&cpu, &config, &balance, |id| Ok(initial_values(&table.specs[id], &config, 3))).unwrap();
         Self { engine: Native { backend: cpu, model: Model::new(config).with_recompute(recompute) }, state, cfg }
     }
 
@@ -134,7 +130,8 @@ fn a_step_takes_the_working_memory_that_was_planned() {
                     (0..2).for_each(|n| trainer.step(n));
                     let used = cpu.arena_use();
                     assert_eq!(used.regions, 1, "the plan of {planned} bytes was enough");
-                    assert_eq!(used.peak, planned, "{used:?}");
+                    // Planned for a label on every token.
+                    assert!(used.peak <= planned && used.peak as f64 >= 0.95 * planned as f64, "{used:?}, planned {planned}");
                 });
             }
         }

@@ -136,7 +136,8 @@ fn lines(bytes: usize) -> usize {
 impl Inner {
     /// The smallest free stretch that holds `bytes`, the first of equals.
     fn take(&mut self, bytes: usize) -> Option<usize> {
-        let (address, len) = self.free.iter().filter(|(_, len)| **len >= bytes).min_by_key(|(_, len)| **len).map(|(a, l)| (*a, *l))?;
+        let (address, len) =
+            self.free.iter().filter(|(_, len)| **len >= bytes).min_by_key(|(_, len)| **len).map(|(a, l)| (*a, *l))?;
         self.free.remove(&address);
         if len > bytes {
             self.free.insert(address + bytes, len - bytes);
@@ -249,6 +250,6 @@ mod tests {
         let mut more: Vec<Block<u32>> = (0..50).map(|i| arena.block(i * 11).unwrap()).collect();
         more.iter_mut().for_each(|b| b.fill(u32::MAX));
         assert!(blocks.iter().all(|b| b.iter().all(|x| *x as usize * 37 == b.len())));
-        assert!(more.iter().all(|b| b.as_ptr() as usize % LINE == 0));
+        assert!(more.iter().all(|b| (b.as_ptr() as usize).is_multiple_of(LINE)));
     }
 }

@@ -54,7 +54,10 @@ pub fn sum_over_rows_with(
         return;
     }
     let (total, others) = partials.split_at_mut(width);
-    vectorised(#[inline(always)] || others.chunks(width).for_each(|part| add_inline(total, part)));
+    vectorised(
+        #[inline(always)]
+        || others.chunks(width).for_each(|part| add_inline(total, part)),
+    );
     total.iter().enumerate().for_each(|(i, sum)| out(i, *sum));
 }
 
@@ -67,7 +70,10 @@ pub fn add_inline(a: &mut [f32], b: &[f32]) {
 
 /// `a += b`
 pub fn add(a: &mut [f32], b: &[f32]) {
-    vectorised(#[inline(always)] || add_inline(a, b));
+    vectorised(
+        #[inline(always)]
+        || add_inline(a, b),
+    );
 }
 
 /// Numbers one task handles where there are no rows.
@@ -98,21 +104,33 @@ pub fn affine(x: &[f32], scale: &[f32], bias: &[f32], y: &mut [f32]) {
     par::chunks(x.len() / d, ROW_CHUNK, |rows| {
         // SAFETY: chunks of rows are disjoint.
         let y = unsafe { y.range(rows.start * d, rows.len() * d) };
-        vectorised(#[inline(always)] || {
-            for (y, x) in y.chunks_exact_mut(d).zip(x[rows.start * d..].chunks_exact(d)) {
-                let (x, scale, bias) = (&x[..d], &scale[..d], &bias[..d]);
-                for i in 0..d {
-                    y[i] = (x[i] + bias[i]) * scale[i];
+        vectorised(
+            #[inline(always)]
+            || {
+                for (y, x) in y.chunks_exact_mut(d).zip(x[rows.start * d..].chunks_exact(d)) {
+                    let (x, scale, bias) = (&x[..d], &scale[..d], &bias[..d]);
+                    for i in 0..d {
+                        y[i] = (x[i] + bias[i]) * scale[i];
+                    }
                 }
-            }
-        });
+            },
+        );
     });
 }
 
 /// One side of a merge, or the input affine: `dx = dy * scale`, `d_scale += sum dy (x + bias)`, `d_bias += sum dy * scale`.
 /// `partials`: `sums_len(rows, 2 D)`.
 #[allow(clippy::too_many_arguments)]
-pub fn affine_backward(x: &[f32], scale: &[f32], bias: &[f32], dy: &[f32], dx: &mut [f32], d_scale: &mut [f32], d_bias: &mut [f32], partials: &mut [f32]) {
+pub fn affine_backward(
+    x: &[f32],
+    scale: &[f32],
+    bias: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    d_scale: &mut [f32],
+    d_bias: &mut [f32],
+    partials: &mut [f32],
+) {
     let d = scale.len();
     let dx = Shared::new(dx);
     sum_over_rows(
@@ -123,11 +141,14 @@ pub fn affine_backward(x: &[f32], scale: &[f32], bias: &[f32], dy: &[f32], dx: &
             // SAFETY: chunks of rows are disjoint.
             let dx = unsafe { dx.range(rows.start * d, rows.len() * d) };
             let (s, b) = partial.split_at_mut(d);
-            vectorised(#[inline(always)] || {
-                for (t, dx) in rows.zip(dx.chunks_exact_mut(d)) {
-                    affine_backward_row(&x[t * d..][..d], scale, bias, &dy[t * d..][..d], dx, s, b);
-                }
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (t, dx) in rows.zip(dx.chunks_exact_mut(d)) {
+                        affine_backward_row(&x[t * d..][..d], scale, bias, &dy[t * d..][..d], dx, s, b);
+                    }
+                },
+            );
         },
         |i, sum| if i < d { d_scale[i] += sum } else { d_bias[i - d] += sum * scale[i - d] },
     );
@@ -173,29 +194,44 @@ pub fn residual_scale(branch: &[f32], stream: &[f32], p: Merge<&[f32]>, y: &mut 
     par::chunks(stream.len() / d, ROW_CHUNK, |rows| {
         // SAFETY: chunks of rows are disjoint.
         let y = unsafe { y.range(rows.start * d, rows.len() * d) };
-        vectorised(#[inline(always)] || {
-            for (t, y) in rows.zip(y.chunks_exact_mut(d)) {
-                merge_row(&branch[t * d..][..d], &stream[t * d..][..d], p, y);
-            }
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                for (t, y) in rows.zip(y.chunks_exact_mut(d)) {
+                    merge_row(&branch[t * d..][..d], &stream[t * d..][..d], p, y);
+                }
+            },
+        );
     });
 }
 
 /// `residual_scale` into `y`, and the norm of that into `h`, with 1 / RMS of each row in `inv`.
 #[allow(clippy::too_many_arguments)]
-pub fn residual_norm(branch: &[f32], stream: &[f32], p: Merge<&[f32]>, w: &[f32], eps: f64, y: &mut [f32], h: &mut [f32], inv: &mut [f32]) {
+pub fn residual_norm(
+    branch: &[f32],
+    stream: &[f32],
+    p: Merge<&[f32]>,
+    w: &[f32],
+    eps: f64,
+    y: &mut [f32],
+    h: &mut [f32],
+    inv: &mut [f32],
+) {
     let d = w.len();
     let (y, h, inv) = (Shared::new(y), Shared::new(h), Shared::new(inv));
     par::chunks(stream.len() / d, ROW_CHUNK, |rows| {
         // SAFETY: chunks of rows are disjoint.
         let (y, h) = unsafe { (y.range(rows.start * d, rows.len() * d), h.range(rows.start * d, rows.len() * d)) };
         let inv = unsafe { inv.range(rows.start, rows.len()) };
-        vectorised(#[inline(always)] || {
-            for (((t, y), h), inv) in rows.zip(y.chunks_exact_mut(d)).zip(h.chunks_exact_mut(d)).zip(inv) {
-                merge_row(&branch[t * d..][..d], &stream[t * d..][..d], p, y);
-                *inv = norm_row(y, w, eps, h);
-            }
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                for (((t, y), h), inv) in rows.zip(y.chunks_exact_mut(d)).zip(h.chunks_exact_mut(d)).zip(inv) {
+                    merge_row(&branch[t * d..][..d], &stream[t * d..][..d], p, y);
+                    *inv = norm_row(y, w, eps, h);
+                }
+            },
+        );
     });
 }
 
@@ -206,11 +242,14 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f64, y: &mut [f32], inv: &mut [f32]) 
     par::chunks(x.len() / d, ROW_CHUNK, |rows| {
         // SAFETY: chunks of rows are disjoint.
         let (y, inv) = unsafe { (y.range(rows.start * d, rows.len() * d), inv.range(rows.start, rows.len())) };
-        vectorised(#[inline(always)] || {
-            for ((t, y), inv) in rows.zip(y.chunks_exact_mut(d)).zip(inv) {
-                *inv = norm_row(&x[t * d..][..d], w, eps, y);
-            }
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                for ((t, y), inv) in rows.zip(y.chunks_exact_mut(d)).zip(inv) {
+                    *inv = norm_row(&x[t * d..][..d], w, eps, y);
+                }
+            },
+        );
     });
 }
 
@@ -237,11 +276,14 @@ pub fn rms_norm_backward(x: &[f32], w: &[f32], inv: &[f32], dy: &[f32], dx: &mut
         |rows, partial| {
             // SAFETY: chunks of rows are disjoint.
             let dx = unsafe { dx.range(rows.start * d, rows.len() * d) };
-            vectorised(#[inline(always)] || {
-                for (t, dx) in rows.zip(dx.chunks_exact_mut(d)) {
-                    norm_backward_row(&x[t * d..][..d], w, inv[t], &dy[t * d..][..d], dx, partial);
-                }
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (t, dx) in rows.zip(dx.chunks_exact_mut(d)) {
+                        norm_backward_row(&x[t * d..][..d], w, inv[t], &dy[t * d..][..d], dx, partial);
+                    }
+                },
+            );
         },
         |i, sum| dw[i] += sum,
     );
@@ -262,7 +304,14 @@ pub struct ResidualNorm<'a> {
 }
 
 /// Backward of `residual_norm`. `partials`: `sums_len(rows, 5 D)`.
-pub fn residual_norm_backward(x: ResidualNorm, d_branch: &mut [f32], d_stream: &mut [f32], g: Merge<&mut [f32]>, dw: &mut [f32], partials: &mut [f32]) {
+pub fn residual_norm_backward(
+    x: ResidualNorm,
+    d_branch: &mut [f32],
+    d_stream: &mut [f32],
+    g: Merge<&mut [f32]>,
+    dw: &mut [f32],
+    partials: &mut [f32],
+) {
     let d = x.w.len();
     let (d_branch, d_stream) = (Shared::new(d_branch), Shared::new(d_stream));
     sum_over_rows(
@@ -275,18 +324,21 @@ pub fn residual_norm_backward(x: ResidualNorm, d_branch: &mut [f32], d_stream: &
                 unsafe { (d_branch.range(rows.start * d, rows.len() * d), d_stream.range(rows.start * d, rows.len() * d)) };
             let mut sums = partial.chunks_exact_mut(d);
             let [dw, s1, b1, s2, b2] = std::array::from_fn(|_| sums.next().expect("five sums"));
-            vectorised(#[inline(always)] || {
-                for ((t, d_branch), d_stream) in rows.zip(d_branch.chunks_exact_mut(d)).zip(d_stream.chunks_exact_mut(d)) {
-                    let at = t * d..(t + 1) * d;
-                    // The branch's place holds the gradient of the merged stream until both sides have used it.
-                    norm_backward_row(&x.y[at.clone()], x.w, x.inv[t], &x.dh[at.clone()], d_branch, dw);
-                    if let Some(dy) = x.dy {
-                        add_inline(d_branch, &dy[at.clone()]);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for ((t, d_branch), d_stream) in rows.zip(d_branch.chunks_exact_mut(d)).zip(d_stream.chunks_exact_mut(d)) {
+                        let at = t * d..(t + 1) * d;
+                        // The branch's place holds the gradient of the merged stream until both sides have used it.
+                        norm_backward_row(&x.y[at.clone()], x.w, x.inv[t], &x.dh[at.clone()], d_branch, dw);
+                        if let Some(dy) = x.dy {
+                            add_inline(d_branch, &dy[at.clone()]);
+                        }
+                        affine_backward_row(&x.stream[at.clone()], x.p.stream_scale, x.p.stream_bias, d_branch, d_stream, s2, b2);
+                        merge_branch_row(&x.branch[at], x.p.branch_scale, x.p.branch_bias, d_branch, s1, b1);
                     }
-                    affine_backward_row(&x.stream[at.clone()], x.p.stream_scale, x.p.stream_bias, d_branch, d_stream, s2, b2);
-                    merge_branch_row(&x.branch[at], x.p.branch_scale, x.p.branch_bias, d_branch, s1, b1);
-                }
-            });
+                },
+            );
         },
         |i, sum| match (i / d, i % d) {
             (0, i) => dw[i] += sum,
@@ -317,7 +369,12 @@ pub fn add_column_sums(x: &[f32], sums: &mut [f32], partials: &mut [f32]) {
         x.len() / d,
         d,
         partials,
-        |rows, partial| vectorised(#[inline(always)] || x[rows.start * d..rows.end * d].chunks_exact(d).for_each(|row| add_inline(partial, row))),
+        |rows, partial| {
+            vectorised(
+                #[inline(always)]
+                || x[rows.start * d..rows.end * d].chunks_exact(d).for_each(|row| add_inline(partial, row)),
+            )
+        },
         |i, sum| sums[i] += sum,
     );
 }

@@ -9,8 +9,8 @@ use super::buf::{Buf, Side};
 use super::level::vectorised;
 use super::linear::{self, LEFT_SCRATCH};
 use super::math::{lane_sum, sigmoid};
-use super::packed::{Core, KC, Left, MC, as_slots_mut, multiply_block, pack};
 use super::packed::Panels;
+use super::packed::{Core, KC, Left, MC, as_slots_mut, multiply_block, pack};
 use super::par::{self, Shared};
 use super::router::Routing;
 use crate::tensor::backend::SkipMode;
@@ -106,7 +106,10 @@ pub fn forward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: Ski
         // SAFETY: blocks are disjoint parts of the order.
         let gate_up = unsafe { all_gate_up.range(range.start * 2 * f, n * 2 * f) };
         gathered_block(core, h, order, weights[2 * e].panels(), gate_up, left);
-        vectorised(#[inline(always)] || swiglu_rows(gate_up, f, act));
+        vectorised(
+            #[inline(always)]
+            || swiglu_rows(gate_up, f, act),
+        );
         linear::block(core, act, 0..n, weights[2 * e + 1].panels(), y, false, left);
         for (t, y) in order.iter().zip(y.chunks_exact(d)) {
             // SAFETY: every row stands in the order once.
@@ -132,7 +135,16 @@ pub fn forward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: Ski
 
 /// Returns the gradients of `h` and of the chosen probabilities.
 #[allow(clippy::too_many_arguments)]
-pub fn backward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: SkipMode, saved: &Saved, dy: &Buf, g: &mut [Buf]) -> Result<(Buf, Buf)> {
+pub fn backward(
+    cpu: &Cpu,
+    h: &Buf,
+    routing: &Routing,
+    experts: &[Buf],
+    skip: SkipMode,
+    saved: &Saved,
+    dy: &Buf,
+    g: &mut [Buf],
+) -> Result<(Buf, Buf)> {
     let (shape, core, tokens) = (Shape::of(h, experts), &cpu.core, h.rows);
     let (d, f) = (shape.d, shape.f);
     let (mut dh, mut d_prob) = (cpu.out(tokens, d)?, cpu.out(tokens, 1)?);
@@ -174,25 +186,28 @@ pub fn backward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: Sk
             linear::block(core, rows_dy, 0..n, weights[2 * e + 1].panels(), d_act, false, left);
             let gate_up = &saved.gate_up[range.start * 2 * f..range.end * 2 * f];
             let d_gate_up = part(&all_d_gate_up, 2 * f);
-            vectorised(#[inline(always)] || {
-                swiglu_rows(gate_up, f, act);
-                for (i, t) in order.iter().enumerate() {
-                    let (act, d_act) = (&act[i * f..][..f], &d_act[i * f..][..f]);
-                    let gu = &gate_up[i * 2 * f..][..2 * f];
-                    let (gate, up) = (&gu[..f], &gu[f..]);
-                    let (d_gate, d_up) = d_gate_up[i * 2 * f..][..2 * f].split_at_mut(f);
-                    // SAFETY: every row stands in the order once.
-                    let d_prob = unsafe { all_d_prob.range(*t as usize, 1) };
-                    d_prob[0] = lane_sum(f, |j| act[j] * d_act[j]);
-                    let p = routing.prob[*t as usize];
-                    for j in 0..f {
-                        let (sig, da) = (sigmoid(gate[j]), p * d_act[j]);
-                        d_gate[j] = da * up[j] * sig * (1.0 + gate[j] * (1.0 - sig));
-                        d_up[j] = da * gate[j] * sig;
+            vectorised(
+                #[inline(always)]
+                || {
+                    swiglu_rows(gate_up, f, act);
+                    for (i, t) in order.iter().enumerate() {
+                        let (act, d_act) = (&act[i * f..][..f], &d_act[i * f..][..f]);
+                        let gu = &gate_up[i * 2 * f..][..2 * f];
+                        let (gate, up) = (&gu[..f], &gu[f..]);
+                        let (d_gate, d_up) = d_gate_up[i * 2 * f..][..2 * f].split_at_mut(f);
+                        // SAFETY: every row stands in the order once.
+                        let d_prob = unsafe { all_d_prob.range(*t as usize, 1) };
+                        d_prob[0] = lane_sum(f, |j| act[j] * d_act[j]);
+                        let p = routing.prob[*t as usize];
+                        for j in 0..f {
+                            let (sig, da) = (sigmoid(gate[j]), p * d_act[j]);
+                            d_gate[j] = da * up[j] * sig * (1.0 + gate[j] * (1.0 - sig));
+                            d_up[j] = da * gate[j] * sig;
+                        }
+                        rows_dy[i * d..][..d].iter_mut().for_each(|v| *v *= p);
                     }
-                    rows_dy[i * d..][..d].iter_mut().for_each(|v| *v *= p);
-                }
-            });
+                },
+            );
             let rows_dh = &mut block[..n * d];
             linear::block(core, d_gate_up, 0..n, weights[2 * e].panels(), rows_dh, false, left);
             for (t, row) in order.iter().zip(rows_dh.chunks_exact(d)) {
@@ -221,7 +236,15 @@ pub fn backward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: Sk
 }
 
 /// Adds every expert's gradients. An expert with a large part of all rows is worked on by all threads, the others by one each.
-fn weight_gradients(core: &Core, shape: &Shape, routing: &Routing, rows: [&[f32]; 4], g: &mut [Buf], scratch: &mut [f32], alone: usize) {
+fn weight_gradients(
+    core: &Core,
+    shape: &Shape,
+    routing: &Routing,
+    rows: [&[f32]; 4],
+    g: &mut [Buf],
+    scratch: &mut [f32],
+    alone: usize,
+) {
     let (d, f) = (shape.d, shape.f);
     let [rows_h, rows_d_gate_up, rows_act, rows_dy] = rows;
     let range = |e: usize| routing.offsets[e]..routing.offsets[e + 1];
@@ -233,7 +256,7 @@ fn weight_gradients(core: &Core, shape: &Shape, routing: &Routing, rows: [&[f32]
             debug_assert!(x.len() >= range.end * width);
             range.start * width..range.end * width
         };
-        if i % 2 == 0 {
+        if i.is_multiple_of(2) {
             (&rows_h[of(rows_h, d)], &rows_d_gate_up[of(rows_d_gate_up, 2 * f)], 2 * f, d)
         } else {
             (&rows_act[of(rows_act, f)], &rows_dy[of(rows_dy, d)], d, f)

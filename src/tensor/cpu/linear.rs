@@ -1,11 +1,22 @@
 //! Linear maps `y = x wᵀ` and their gradients on packed operands. Several maps of one input share its packing.
 
-use super::packed::{Core, Format, KC, Layout, Left, MC, Panels, Source, as_slots, as_slots_mut, multiply_block, multiply_block_at, pack, pack_unit};
+use super::packed::{
+    Core, Format, KC, Layout, Left, MC, Panels, Source, as_slots, as_slots_mut, multiply_block, multiply_block_at, pack,
+    pack_unit,
+};
 use super::par::{self, Shared};
 
 /// Rows of a left operand, read where they lie (f32) or packed into `scratch`: rows `rows` of `x` (`cols` wide), numbers
 /// `k0..k0 + k` of each.
-pub fn left_rows<'a>(core: &Core, x: &'a [f32], cols: usize, rows: std::ops::Range<usize>, k0: usize, k: usize, scratch: &'a mut [f32]) -> Left<'a> {
+pub fn left_rows<'a>(
+    core: &Core,
+    x: &'a [f32],
+    cols: usize,
+    rows: std::ops::Range<usize>,
+    k0: usize,
+    k: usize,
+    scratch: &'a mut [f32],
+) -> Left<'a> {
     if core.format == Format::F32 {
         return Left { data: &as_slots(x)[rows.start * cols + k0..], row_stride: cols, slot_stride: 1 };
     }
@@ -18,7 +29,15 @@ pub fn left_rows<'a>(core: &Core, x: &'a [f32], cols: usize, rows: std::ops::Ran
 /// `c = x w`, or `+=`: rows `rows` of `x` (`k` wide) against a packed weight, into `rows.len()` rows of c. For one thread.
 /// `scratch`: `LEFT_SCRATCH`.
 #[allow(clippy::too_many_arguments)]
-pub fn block(core: &Core, x: &[f32], rows: std::ops::Range<usize>, weight: Panels, c: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+pub fn block(
+    core: &Core,
+    x: &[f32],
+    rows: std::ops::Range<usize>,
+    weight: Panels,
+    c: &mut [f32],
+    accumulate: bool,
+    scratch: &mut [f32],
+) {
     let (k, n) = (weight.layout.k, weight.layout.n);
     for b in 0..weight.layout.num_blocks() {
         let (k0, kk) = weight.layout.block(b);

@@ -116,7 +116,7 @@ fn len(b: &Buf) -> usize {
     b.rows * b.cols
 }
 
-fn merge<'a>(p: Merge<&'a Buf>) -> Merge<&'a [f32]> {
+fn merge(p: Merge<&Buf>) -> Merge<&[f32]> {
     Merge {
         branch_scale: p.branch_scale.data(),
         branch_bias: p.branch_bias.data(),
@@ -125,7 +125,7 @@ fn merge<'a>(p: Merge<&'a Buf>) -> Merge<&'a [f32]> {
     }
 }
 
-fn qkv<'a>(x: Qkv<&'a Buf>) -> Qkv<&'a [f32]> {
+fn qkv(x: Qkv<&Buf>) -> Qkv<&[f32]> {
     Qkv { q: x.q.data(), k: x.k.data(), v: x.v.data() }
 }
 
@@ -236,7 +236,16 @@ impl Backend for Cpu {
         let _span = verb("affine_backward", work::affine_backward(x.rows, x.cols));
         if !self.is_planning() {
             let (d_scale, d_bias) = (d_scale.data_mut(), d_bias.data_mut());
-            elementwise::affine_backward(x.data(), scale.data(), bias.data(), dy.data(), dx.data_mut(), d_scale, d_bias, &mut partials);
+            elementwise::affine_backward(
+                x.data(),
+                scale.data(),
+                bias.data(),
+                dy.data(),
+                dx.data_mut(),
+                d_scale,
+                d_bias,
+                &mut partials,
+            );
         }
         Ok(dx)
     }
@@ -250,7 +259,14 @@ impl Backend for Cpu {
         Ok(y)
     }
 
-    fn residual_scale_backward(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>, dy: &Buf, g: Merge<&mut Buf>) -> Result<(Buf, Buf)> {
+    fn residual_scale_backward(
+        &self,
+        branch: &Buf,
+        stream: &Buf,
+        p: Merge<&Buf>,
+        dy: &Buf,
+        g: Merge<&mut Buf>,
+    ) -> Result<(Buf, Buf)> {
         let d_branch = self.affine_backward(branch, p.branch_scale, p.branch_bias, dy, g.branch_scale, g.branch_bias)?;
         let d_stream = self.affine_backward(stream, p.stream_scale, p.stream_bias, dy, g.stream_scale, g.stream_bias)?;
         Ok((d_branch, d_stream))
@@ -342,7 +358,13 @@ impl Backend for Cpu {
         Ok(y)
     }
 
-    fn project_backward<const N: usize>(&self, x: &Buf, weights: [&Buf; N], dy: [&Buf; N], d_weights: [&mut Buf; N]) -> Result<Buf> {
+    fn project_backward<const N: usize>(
+        &self,
+        x: &Buf,
+        weights: [&Buf; N],
+        dy: [&Buf; N],
+        d_weights: [&mut Buf; N],
+    ) -> Result<Buf> {
         let mut dx = self.out(x.rows, x.cols)?;
         let of_weight = weights.iter().map(|w| linear::weight_gradient_scratch(&self.core, x.rows, w.rows, w.cols));
         let mut scratch = self.block(of_weight.max().unwrap_or(0).max(linear::scratch_len()))?;
@@ -359,9 +381,17 @@ impl Backend for Cpu {
         Ok(dx)
     }
 
-    fn cca_mix(&self, rows: &Rows, shape: CcaShape, x: CcaIn<&Buf>, p: CcaParams<&Buf>, halo: Option<Halo<&Buf>>) -> Result<(Qkv<Buf>, cca::Saved)> {
+    fn cca_mix(
+        &self,
+        rows: &Rows,
+        shape: CcaShape,
+        x: CcaIn<&Buf>,
+        p: CcaParams<&Buf>,
+        halo: Option<Halo<&Buf>>,
+    ) -> Result<(Qkv<Buf>, cca::Saved)> {
         let _span = verb("cca_mix", work::cca_mix(rows.tokens(), &shape));
-        let halo = halo.filter(|_| !self.is_planning()).map(|h| Halo { q: h.q.data(), k: h.k.data(), v_delayed: h.v_delayed.data() });
+        let halo =
+            halo.filter(|_| !self.is_planning()).map(|h| Halo { q: h.q.data(), k: h.k.data(), v_delayed: h.v_delayed.data() });
         cca::forward(self, rows, shape, x, p, halo)
     }
 
@@ -521,12 +551,8 @@ impl Backend for Cpu {
             return Ok((Loss::default(), dy));
         }
         let (forward, backward) = (head.packed(&self.head, Side::Forward), head.packed(&self.head, Side::Backward));
-        let gradient = head::Gradient {
-            scale: grad_scale,
-            d_head: d_head.data_mut(),
-            dy: dy.data_mut(),
-            backward: backward.panels(),
-        };
+        let gradient =
+            head::Gradient { scale: grad_scale, d_head: d_head.data_mut(), dy: dy.data_mut(), backward: backward.panels() };
         let (labels, y, weights, d) = (&rows.labels, y.data(), head.data(), y.cols);
         let loss = head::cross_entropy(&self.head, labels, y, weights, forward.panels(), d, Some(gradient), &mut scratch);
         Ok((loss, dy))

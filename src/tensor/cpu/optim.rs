@@ -13,19 +13,22 @@ pub fn sq_norm(x: &[f32]) -> f64 {
     par::chunks(x.len(), CHUNK, |range| {
         let i = range.start / CHUNK;
         // Sixteen interleaved sums: vectorises.
-        let sum = vectorised(#[inline(always)] || {
-            let mut lanes = [0f64; 16];
-            let (blocks, rest) = x[range].as_chunks::<16>();
-            for block in blocks {
-                for (lane, v) in lanes.iter_mut().zip(block) {
+        let sum = vectorised(
+            #[inline(always)]
+            || {
+                let mut lanes = [0f64; 16];
+                let (blocks, rest) = x[range].as_chunks::<16>();
+                for block in blocks {
+                    for (lane, v) in lanes.iter_mut().zip(block) {
+                        *lane += *v as f64 * *v as f64;
+                    }
+                }
+                for (lane, v) in lanes.iter_mut().zip(rest) {
                     *lane += *v as f64 * *v as f64;
                 }
-            }
-            for (lane, v) in lanes.iter_mut().zip(rest) {
-                *lane += *v as f64 * *v as f64;
-            }
-            lanes.iter().sum::<f64>()
-        });
+                lanes.iter().sum::<f64>()
+            },
+        );
         // SAFETY: one number per chunk.
         unsafe { out.range(i, 1) }.fill(sum);
     });
@@ -44,13 +47,16 @@ pub fn adamw(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: AdamWSte
         // SAFETY: chunks are disjoint.
         let (w, m, v) = unsafe { (w.range(start, n), m.range(start, n), v.range(start, n)) };
         let g = &g[range];
-        vectorised(#[inline(always)] || {
-            for i in 0..n {
-                let g = g[i] * s.grad_scale;
-                m[i] = s.beta1 * m[i] + (1.0 - s.beta1) * g;
-                v[i] = s.beta2 * v[i] + (1.0 - s.beta2) * g * g;
-                w[i] = w[i] * keep - s.lr * (m[i] / correct1) / ((v[i] / correct2).sqrt() + s.eps);
-            }
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                for i in 0..n {
+                    let g = g[i] * s.grad_scale;
+                    m[i] = s.beta1 * m[i] + (1.0 - s.beta1) * g;
+                    v[i] = s.beta2 * v[i] + (1.0 - s.beta2) * g * g;
+                    w[i] = w[i] * keep - s.lr * (m[i] / correct1) / ((v[i] / correct2).sqrt() + s.eps);
+                }
+            },
+        );
     });
 }

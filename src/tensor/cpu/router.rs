@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 
+use super::Cpu;
 use super::arena::Block;
 use super::buf::{Buf, Side};
 use super::elementwise::{ROW_CHUNK, add_inline, norm_backward_row, norm_row, sum_over_rows_with, sums_len};
@@ -11,7 +12,6 @@ use super::linear::{self, LEFT_SCRATCH};
 use super::math::{exp, gelu, gelu_derivative};
 use super::par::{self, Shared};
 use super::rows::Rows;
-use super::Cpu;
 use crate::tensor::backend::{PinnedRoutes, RouterParams};
 
 /// What was decided for each row.
@@ -61,16 +61,31 @@ pub struct Saved {
 
 /// `out = gelu(x)`
 fn gelu_rows(x: &[f32], out: &mut [f32]) {
-    vectorised(#[inline(always)] || out.iter_mut().zip(x).for_each(|(out, x)| *out = gelu(*x)));
+    vectorised(
+        #[inline(always)]
+        || out.iter_mut().zip(x).for_each(|(out, x)| *out = gelu(*x)),
+    );
 }
 
 /// Adds `bias` to every row.
 fn add_bias(x: &mut [f32], bias: &[f32]) {
-    vectorised(#[inline(always)] || x.chunks_exact_mut(bias.len()).for_each(|row| add_inline(row, bias)));
+    vectorised(
+        #[inline(always)]
+        || x.chunks_exact_mut(bias.len()).for_each(|row| add_inline(row, bias)),
+    );
 }
 
 #[allow(clippy::too_many_arguments)]
-pub fn forward(cpu: &Cpu, rows: &Rows, h: &Buf, prev: Option<&Buf>, p: RouterParams<&Buf>, biases: &Buf, norm_eps: f64, pinned: Option<&PinnedRoutes>) -> Result<(Routing, Buf, Saved)> {
+pub fn forward(
+    cpu: &Cpu,
+    rows: &Rows,
+    h: &Buf,
+    prev: Option<&Buf>,
+    p: RouterParams<&Buf>,
+    biases: &Buf,
+    norm_eps: f64,
+    pinned: Option<&PinnedRoutes>,
+) -> Result<(Routing, Buf, Saved)> {
     let (r, tokens, classes, core) = (p.norm.cols, rows.tokens(), biases.cols, &cpu.core);
     let mut routing = Routing {
         choice: cpu.block(tokens)?,
@@ -101,7 +116,8 @@ pub fn forward(cpu: &Cpu, rows: &Rows, h: &Buf, prev: Option<&Buf>, p: RouterPar
     let (down_bias, fc1_bias, fc2_bias, norm) = (p.down_bias.data(), p.fc1_bias.data(), p.fc2_bias.data(), p.norm.data());
     let biases = biases.data();
     {
-        let (all_state, all_normed, all_inv) = (Shared::new(&mut saved.state), Shared::new(&mut saved.normed), Shared::new(&mut saved.inv_rms));
+        let (all_state, all_normed, all_inv) =
+            (Shared::new(&mut saved.state), Shared::new(&mut saved.normed), Shared::new(&mut saved.inv_rms));
         let (all_hidden1, all_hidden2) = (Shared::new(&mut saved.hidden1), Shared::new(&mut saved.hidden2));
         let (all_logits, all_probs) = (Shared::new(&mut saved.logits), Shared::new(&mut saved.probs));
         let (all_choice, all_prob) = (Shared::new(&mut routing.choice), Shared::new(&mut routing.prob));
@@ -115,16 +131,21 @@ pub fn forward(cpu: &Cpu, rows: &Rows, h: &Buf, prev: Option<&Buf>, p: RouterPar
             linear::block(core, h, t0..t0 + n, down, state, false, left);
             add_bias(state, down_bias);
             let (normed, inv) = (part(&all_normed, r), part(&all_inv, 1));
-            vectorised(#[inline(always)] || {
-                for (i, ((state, normed), inv)) in state.chunks_exact_mut(r).zip(normed.chunks_exact_mut(r)).zip(inv).enumerate() {
-                    if let Some((prev, gamma)) = eda {
-                        for ((state, prev), gamma) in state.iter_mut().zip(&prev[(t0 + i) * r..][..r]).zip(&gamma[..r]) {
-                            *state += prev * gamma;
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (i, ((state, normed), inv)) in
+                        state.chunks_exact_mut(r).zip(normed.chunks_exact_mut(r)).zip(inv).enumerate()
+                    {
+                        if let Some((prev, gamma)) = eda {
+                            for ((state, prev), gamma) in state.iter_mut().zip(&prev[(t0 + i) * r..][..r]).zip(&gamma[..r]) {
+                                *state += prev * gamma;
+                            }
                         }
+                        *inv = norm_row(state, norm, norm_eps, normed);
                     }
-                    *inv = norm_row(state, norm, norm_eps, normed);
-                }
-            });
+                },
+            );
             let hidden1 = part(&all_hidden1, r);
             linear::block(core, normed, 0..n, fc1, hidden1, false, left);
             add_bias(hidden1, fc1_bias);
@@ -161,7 +182,18 @@ pub fn forward(cpu: &Cpu, rows: &Rows, h: &Buf, prev: Option<&Buf>, p: RouterPar
 
 /// Adds the gradient of `h` to `dh`; returns that of `prev`.
 #[allow(clippy::too_many_arguments)]
-pub fn backward(cpu: &Cpu, h: &Buf, prev: Option<&Buf>, p: RouterParams<&Buf>, routing: &Routing, saved: &Saved, d_prob: &Buf, d_state: Option<&Buf>, g: RouterParams<&mut Buf>, dh: &mut Buf) -> Result<Option<Buf>> {
+pub fn backward(
+    cpu: &Cpu,
+    h: &Buf,
+    prev: Option<&Buf>,
+    p: RouterParams<&Buf>,
+    routing: &Routing,
+    saved: &Saved,
+    d_prob: &Buf,
+    d_state: Option<&Buf>,
+    g: RouterParams<&mut Buf>,
+    dh: &mut Buf,
+) -> Result<Option<Buf>> {
     let (r, d, core) = (p.norm.cols, h.cols, &cpu.core);
     let (tokens, classes) = (routing.choice.len(), routing.counts.len());
     let eda = match (prev, p.gamma, g.gamma) {
@@ -239,30 +271,40 @@ pub fn backward(cpu: &Cpu, h: &Buf, prev: Option<&Buf>, p: RouterParams<&Buf>, r
                 linear::block(core, d1, 0..n, fc1, block, false, left);
                 let dr = part(&all_dr, r);
                 let d_prev = all_d_prev.as_ref().map(|all| part(all, r));
-                vectorised(#[inline(always)] || {
-                    for i in 0..n {
-                        let at = (t0 + i) * r..(t0 + i + 1) * r;
-                        let dr = &mut dr[i * r..][..r];
-                        norm_backward_row(&saved.state[at.clone()], norm, saved.inv_rms[t0 + i], &block[i * r..][..r], dr, s_norm);
-                        if let Some(d_state) = d_state {
-                            add_inline(dr, &d_state[at.clone()]);
-                        }
-                        add_inline(s_down, dr);
-                        if let Some((prev, _)) = eda_in {
-                            let prev = &prev[at.clone()];
-                            for ((s, dr), prev) in s_gamma.iter_mut().zip(dr.iter()).zip(prev) {
-                                *s += dr * prev;
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for i in 0..n {
+                            let at = (t0 + i) * r..(t0 + i + 1) * r;
+                            let dr = &mut dr[i * r..][..r];
+                            norm_backward_row(
+                                &saved.state[at.clone()],
+                                norm,
+                                saved.inv_rms[t0 + i],
+                                &block[i * r..][..r],
+                                dr,
+                                s_norm,
+                            );
+                            if let Some(d_state) = d_state {
+                                add_inline(dr, &d_state[at.clone()]);
+                            }
+                            add_inline(s_down, dr);
+                            if let Some((prev, _)) = eda_in {
+                                let prev = &prev[at.clone()];
+                                for ((s, dr), prev) in s_gamma.iter_mut().zip(dr.iter()).zip(prev) {
+                                    *s += dr * prev;
+                                }
                             }
                         }
-                    }
-                    if let (Some((_, gamma)), Some(d_prev)) = (eda_in, d_prev) {
-                        for (d_prev, dr) in d_prev.chunks_exact_mut(r).zip(dr.chunks_exact(r)) {
-                            for i in 0..r {
-                                d_prev[i] = dr[i] * gamma[i];
+                        if let (Some((_, gamma)), Some(d_prev)) = (eda_in, d_prev) {
+                            for (d_prev, dr) in d_prev.chunks_exact_mut(r).zip(dr.chunks_exact(r)) {
+                                for i in 0..r {
+                                    d_prev[i] = dr[i] * gamma[i];
+                                }
                             }
                         }
-                    }
-                });
+                    },
+                );
                 linear::block(core, dr, 0..n, down, part(&all_dh, d), true, left);
             },
             |i, sum| match (i / r, i % r) {
@@ -288,8 +330,11 @@ pub fn backward(cpu: &Cpu, h: &Buf, prev: Option<&Buf>, p: RouterParams<&Buf>, r
 /// `d *= gelu'(x)`, and the sum of its rows added to `sums`.
 fn gelu_backward_rows(x: &[f32], d: &mut [f32], sums: &mut [f32]) {
     let r = sums.len();
-    vectorised(#[inline(always)] || {
-        d.iter_mut().zip(x).for_each(|(d, x)| *d *= gelu_derivative(*x));
-        d.chunks_exact(r).for_each(|row| add_inline(sums, row));
-    });
+    vectorised(
+        #[inline(always)]
+        || {
+            d.iter_mut().zip(x).for_each(|(d, x)| *d *= gelu_derivative(*x));
+            d.chunks_exact(r).for_each(|row| add_inline(sums, row));
+        },
+    );
 }

@@ -93,7 +93,8 @@ pub fn backward(
     let mut partials = cpu.block::<f32>(sums_len(tokens, sums))?;
     let mut temp_partials = cpu.block::<f64>(num_chunks(tokens) * shape.num_kv_heads)?;
     let weight_scratch = linear::weight_gradient_alone_scratch(core, ROW_CHUNK, n.head, 2 * n.head);
-    let per_thread = LEFT_SCRATCH + REACH * n.c * 2 + (ROW_CHUNK + 1) * n.c + REACH * 4 * n.head + REACH * n.head + weight_scratch;
+    let per_thread =
+        LEFT_SCRATCH + REACH * n.c * 2 + (ROW_CHUNK + 1) * n.c + REACH * 4 * n.head + REACH * n.head + weight_scratch;
     let mut scratch = cpu.block::<f32>(par::threads() * per_thread)?;
     if cpu.is_planning() {
         return Ok(out);
@@ -102,16 +103,8 @@ pub fn backward(
     let weights = HeadWeights::pack(core, n, Direction::Backward, p.conv1_weight.data(), &mut apart, &mut weights);
     let conv = FirstConvolution::new(rows, n, x, None, &taps, p.conv0_bias);
     let rope = cpu.rope.get(&shape, rows.past, rows.seq);
-    let finish = Finish {
-        n,
-        seq: rows.seq,
-        rope: &rope,
-        q: &saved.q,
-        k: &saved.k,
-        temp: p.temp.data(),
-        dq: d.q.data(),
-        dk: d.k.data(),
-    };
+    let finish =
+        Finish { n, seq: rows.seq, rope: &rope, q: &saved.q, k: &saved.k, temp: p.temp.data(), dq: d.q.data(), dk: d.k.data() };
     let dv = d.v.data();
     // Whether row t's u and X are used by row t + 1.
     let next_uses = |t: usize| t + 1 < tokens && !rows.is_first(t + 1) && rows.has_previous(t + 1);
@@ -147,14 +140,17 @@ pub fn backward(
             let temp_sums = unsafe { all_temp.range(t0 / ROW_CHUNK * shape.num_kv_heads, shape.num_kv_heads) };
             temp_sums.fill(0.0);
 
-            vectorised(#[inline(always)] || {
-                for (i, dy) in dy.chunks_exact_mut(c).enumerate().take(reach) {
-                    finish.row(t0 + i, dy, (i < m).then_some(&mut *temp_sums));
-                    if i < m {
-                        add_inline(s_b1, dy);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (i, dy) in dy.chunks_exact_mut(c).enumerate().take(reach) {
+                        finish.row(t0 + i, dy, (i < m).then_some(&mut *temp_sums));
+                        if i < m {
+                            add_inline(s_b1, dy);
+                        }
                     }
-                }
-            });
+                },
+            );
             conv.block(t0, m, u);
             for head in 0..n.heads {
                 let at = head * n.head;
@@ -185,57 +181,60 @@ pub fn backward(
                 let (a, b) = (&head_rows[..m * 2 * n.head], &dy_head[..m * n.head]);
                 linear::weight_gradient_alone(core, a, b, n.head, 2 * n.head, dw, weight_scratch);
             }
-            vectorised(#[inline(always)] || {
-                for i in 0..m {
-                    let t = t0 + i;
-                    let du_row = &du[i * c..][..c];
-                    let next = next_uses(t).then(|| &du[(i + 1) * c..][..c]);
-                    // SAFETY: tasks have disjoint rows.
-                    let part = |all: &Shared<f32>, width: usize| unsafe { all.range(t * width, width) };
-                    let (out_q, out_k) = (part(&all_q, n.q), part(&all_k, n.k));
-                    let x = conv.x(t);
-                    let before = conv.x_before(t);
-                    for (part, (out, at)) in [(&mut *out_q, 0), (&mut *out_k, n.q)].into_iter().enumerate() {
-                        let len = out.len();
-                        let (du, x, w1) = (&du_row[at..][..len], &x[part][..len], &conv.now[at..][..len]);
-                        let s_now = &mut s_now[at..][..len];
-                        for i in 0..len {
-                            s_now[i] += du[i] * x[i];
-                            out[i] = w1[i] * du[i];
-                        }
-                        if let Some(before) = before {
-                            let (before, s_before) = (&before[part][..len], &mut s_before[at..][..len]);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for i in 0..m {
+                        let t = t0 + i;
+                        let du_row = &du[i * c..][..c];
+                        let next = next_uses(t).then(|| &du[(i + 1) * c..][..c]);
+                        // SAFETY: tasks have disjoint rows.
+                        let part = |all: &Shared<f32>, width: usize| unsafe { all.range(t * width, width) };
+                        let (out_q, out_k) = (part(&all_q, n.q), part(&all_k, n.k));
+                        let x = conv.x(t);
+                        let before = conv.x_before(t);
+                        for (part, (out, at)) in [(&mut *out_q, 0), (&mut *out_k, n.q)].into_iter().enumerate() {
+                            let len = out.len();
+                            let (du, x, w1) = (&du_row[at..][..len], &x[part][..len], &conv.now[at..][..len]);
+                            let s_now = &mut s_now[at..][..len];
                             for i in 0..len {
-                                s_before[i] += du[i] * before[i];
+                                s_now[i] += du[i] * x[i];
+                                out[i] = w1[i] * du[i];
+                            }
+                            if let Some(before) = before {
+                                let (before, s_before) = (&before[part][..len], &mut s_before[at..][..len]);
+                                for i in 0..len {
+                                    s_before[i] += du[i] * before[i];
+                                }
+                            }
+                            if let Some(next) = next {
+                                let (next, w0) = (&next[at..][..len], &conv.before[at..][..len]);
+                                for i in 0..len {
+                                    out[i] += w0[i] * next[i];
+                                }
                             }
                         }
-                        if let Some(next) = next {
-                            let (next, w0) = (&next[at..][..len], &conv.before[at..][..len]);
-                            for i in 0..len {
-                                out[i] += w0[i] * next[i];
+                        // q-k-mean.
+                        let (dq, dk) = dy[i * c..][..c].split_at(n.q);
+                        for (a, (out_q, dq)) in out_q.chunks_exact_mut(n.head).zip(dq.chunks_exact(n.head)).enumerate() {
+                            let g = a / n.group;
+                            let (out_k, dk) = (&mut out_k[g * n.head..][..n.head], &dk[g * n.head..][..n.head]);
+                            for j in 0..n.head {
+                                let d_mean = 0.5 * (dq[j] + dk[j] / n.group as f32);
+                                out_q[j] += d_mean;
+                                out_k[j] += d_mean;
                             }
                         }
-                    }
-                    // q-k-mean.
-                    let (dq, dk) = dy[i * c..][..c].split_at(n.q);
-                    for (a, (out_q, dq)) in out_q.chunks_exact_mut(n.head).zip(dq.chunks_exact(n.head)).enumerate() {
-                        let g = a / n.group;
-                        let (out_k, dk) = (&mut out_k[g * n.head..][..n.head], &dk[g * n.head..][..n.head]);
-                        for j in 0..n.head {
-                            let d_mean = 0.5 * (dq[j] + dk[j] / n.group as f32);
-                            out_q[j] += d_mean;
-                            out_k[j] += d_mean;
+                        part(&all_current, n.half).copy_from_slice(&dv[t * n.k..][..n.half]);
+                        let delayed = part(&all_delayed, n.half);
+                        if next_uses(t) {
+                            delayed.copy_from_slice(&dv[(t + 1) * n.k + n.half..][..n.half]);
+                        } else {
+                            delayed.fill(0.0);
                         }
                     }
-                    part(&all_current, n.half).copy_from_slice(&dv[t * n.k..][..n.half]);
-                    let delayed = part(&all_delayed, n.half);
-                    if next_uses(t) {
-                        delayed.copy_from_slice(&dv[(t + 1) * n.k + n.half..][..n.half]);
-                    } else {
-                        delayed.fill(0.0);
-                    }
-                }
-            });
+                },
+            );
         },
         |i, sum| {
             if i < w1_len {

@@ -68,45 +68,49 @@ pub fn forward(
                 }
             }
         }
-        vectorised(#[inline(always)] || {
-            for i in 0..m {
-                let t = t0 + i;
-                let (q0, k0) = (&q0[t * n.q..][..n.q], &k0[t * n.k..][..n.k]);
-                let (pre_q, pre_k) = (&mut pre_q[i * n.q..][..n.q], &mut pre_k[i * n.k..][..n.k]);
-                // q-k-mean, added to the convolution's output.
-                for (a, (pre_q, q0)) in pre_q.chunks_exact_mut(n.head).zip(q0.chunks_exact(n.head)).enumerate() {
-                    let g = a / n.group;
-                    let (pre_k, k0) = (&mut pre_k[g * n.head..][..n.head], &k0[g * n.head..][..n.head]);
-                    for j in 0..n.head {
-                        let mean = 0.5 * (q0[j] + k0[j]);
-                        pre_q[j] += mean;
-                        pre_k[j] += mean / n.group as f32;
+        vectorised(
+            #[inline(always)]
+            || {
+                for i in 0..m {
+                    let t = t0 + i;
+                    let (q0, k0) = (&q0[t * n.q..][..n.q], &k0[t * n.k..][..n.k]);
+                    let (pre_q, pre_k) = (&mut pre_q[i * n.q..][..n.q], &mut pre_k[i * n.k..][..n.k]);
+                    // q-k-mean, added to the convolution's output.
+                    for (a, (pre_q, q0)) in pre_q.chunks_exact_mut(n.head).zip(q0.chunks_exact(n.head)).enumerate() {
+                        let g = a / n.group;
+                        let (pre_k, k0) = (&mut pre_k[g * n.head..][..n.head], &k0[g * n.head..][..n.head]);
+                        for j in 0..n.head {
+                            let mean = 0.5 * (q0[j] + k0[j]);
+                            pre_q[j] += mean;
+                            pre_k[j] += mean / n.group as f32;
+                        }
+                    }
+                    // Norm, temperature, RoPE.
+                    let s = t % rows.seq;
+                    for (q, pre) in q[i * n.q..][..n.q].chunks_exact_mut(n.head).zip(pre_q.chunks_exact(n.head)) {
+                        let by = scale * inv_norm(pre);
+                        q.iter_mut().zip(pre).for_each(|(q, x)| *q = x * by);
+                        rope.rotate(q, s, 1.0);
+                    }
+                    for ((k, pre), temp) in k[i * n.k..][..n.k].chunks_exact_mut(n.head).zip(pre_k.chunks_exact(n.head)).zip(temp)
+                    {
+                        let by = scale * inv_norm(pre) * temp;
+                        k.iter_mut().zip(pre).for_each(|(k, x)| *k = x * by);
+                        rope.rotate(k, s, 1.0);
+                    }
+                    // Values: this token's half, then the previous token's.
+                    let (now, before) = v[i * n.k..][..n.k].split_at_mut(n.half);
+                    now.copy_from_slice(&v_current[t * n.half..][..n.half]);
+                    if rows.has_previous(t) {
+                        before.copy_from_slice(&v_delayed[(t - 1) * n.half..][..n.half]);
+                    } else if let Some(h) = halo.filter(|_| rows.is_first(t)) {
+                        before.copy_from_slice(&h.v_delayed[t / rows.seq * n.half..][..n.half]);
+                    } else {
+                        before.fill(0.0);
                     }
                 }
-                // Norm, temperature, RoPE.
-                let s = t % rows.seq;
-                for (q, pre) in q[i * n.q..][..n.q].chunks_exact_mut(n.head).zip(pre_q.chunks_exact(n.head)) {
-                    let by = scale * inv_norm(pre);
-                    q.iter_mut().zip(pre).for_each(|(q, x)| *q = x * by);
-                    rope.rotate(q, s, 1.0);
-                }
-                for ((k, pre), temp) in k[i * n.k..][..n.k].chunks_exact_mut(n.head).zip(pre_k.chunks_exact(n.head)).zip(temp) {
-                    let by = scale * inv_norm(pre) * temp;
-                    k.iter_mut().zip(pre).for_each(|(k, x)| *k = x * by);
-                    rope.rotate(k, s, 1.0);
-                }
-                // Values: this token's half, then the previous token's.
-                let (now, before) = v[i * n.k..][..n.k].split_at_mut(n.half);
-                now.copy_from_slice(&v_current[t * n.half..][..n.half]);
-                if rows.has_previous(t) {
-                    before.copy_from_slice(&v_delayed[(t - 1) * n.half..][..n.half]);
-                } else if let Some(h) = halo.filter(|_| rows.is_first(t)) {
-                    before.copy_from_slice(&h.v_delayed[t / rows.seq * n.half..][..n.half]);
-                } else {
-                    before.fill(0.0);
-                }
-            }
-        });
+            },
+        );
     });
     Ok((out, saved))
 }

@@ -135,13 +135,16 @@ impl<'a> FirstConvolution<'a> {
 
     /// u of rows `t0 - 1 .. t0 + n` into `out` (`(n + 1) * C`); the first is unused where t0 = 0.
     fn block(&self, t0: usize, n: usize, out: &mut [f32]) {
-        vectorised(#[inline(always)] || {
-            for (i, out) in out.chunks_exact_mut(self.n.c).enumerate().take(n + 1) {
-                if t0 + i > 0 {
-                    self.u(t0 + i - 1, out);
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, out) in out.chunks_exact_mut(self.n.c).enumerate().take(n + 1) {
+                    if t0 + i > 0 {
+                        self.u(t0 + i - 1, out);
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// [u_{t-1} | u_t] of one head for rows `t0 .. t0 + n`, `[n, 2 head]`. `u`: from `block`.

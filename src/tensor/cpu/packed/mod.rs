@@ -114,7 +114,17 @@ pub fn as_slots_mut(x: &mut [f32]) -> &mut [u32] {
 /// `c[m, n] = a b`, or `+=` with `accumulate`: `m` rows of `a` with `slots` slots against one packed block whose panels lie
 /// one after the other in `b`. Rows of c are `c_row_stride` apart.
 #[allow(clippy::too_many_arguments)]
-pub fn multiply_block(core: &Core, m: usize, n: usize, slots: usize, a: Left, b: &[u32], c: &mut [f32], c_row_stride: usize, accumulate: bool) {
+pub fn multiply_block(
+    core: &Core,
+    m: usize,
+    n: usize,
+    slots: usize,
+    a: Left,
+    b: &[u32],
+    c: &mut [f32],
+    c_row_stride: usize,
+    accumulate: bool,
+) {
     if m == 0 || n == 0 {
         return;
     }
@@ -128,7 +138,17 @@ pub fn multiply_block(core: &Core, m: usize, n: usize, slots: usize, a: Left, b:
 /// # Safety
 /// `c` reaches `m` rows of `n` numbers, `c_row_stride` apart, that nobody else touches meanwhile.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn multiply_block_at(core: &Core, m: usize, n: usize, slots: usize, a: Left, b: &[u32], c: *mut f32, c_row_stride: usize, accumulate: bool) {
+pub unsafe fn multiply_block_at(
+    core: &Core,
+    m: usize,
+    n: usize,
+    slots: usize,
+    a: Left,
+    b: &[u32],
+    c: *mut f32,
+    c_row_stride: usize,
+    accumulate: bool,
+) {
     if m == 0 || n == 0 {
         return;
     }

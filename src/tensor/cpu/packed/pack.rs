@@ -90,7 +90,8 @@ fn panel_along_rows<const WIDTH: usize>(format: Format, source: Source, k: usize
     let (out, _) = out.as_chunks_mut::<WIDTH>();
     for (s, out) in out.iter_mut().enumerate().take(k.div_ceil(format.per_slot())) {
         let i = s * format.per_slot();
-        let row = |i: usize| -> &[f32; WIDTH] { source.data[i * source.row_stride..][..WIDTH].first_chunk().expect("WIDTH numbers") };
+        let row =
+            |i: usize| -> &[f32; WIDTH] { source.data[i * source.row_stride..][..WIDTH].first_chunk().expect("WIDTH numbers") };
         let x = row(i);
         let zero = [0.0; WIDTH];
         let y = if format == Format::Bf16 && i + 1 < k { row(i + 1) } else { &zero };

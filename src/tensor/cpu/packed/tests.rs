@@ -24,6 +24,7 @@ fn pack_right(core: &Core, source: Source, k: usize, n: usize) -> (Layout, Vec<u
 }
 
 /// a b on packed operands, the left one as rows or as panels.
+#[allow(clippy::too_many_arguments)]
 fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &mut [f32], accumulate: bool) {
     let (layout, data) = pack_right(core, b, k, n);
     let b = Panels::new(layout, &data);
@@ -50,7 +51,9 @@ fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &
 #[test]
 fn every_level_and_layout_gives_the_plain_sum() {
     for core in cores() {
-        for (m, n, k) in [(1, 1, 1), (3, 5, 7), (13, 17, 33), (29, 70, 300), (64, 33, 513), (1, 257, 19), (25, 1, 65), (12, 32, 256)] {
+        for (m, n, k) in
+            [(1, 1, 1), (3, 5, 7), (13, 17, 33), (29, 70, 300), (64, 33, 513), (1, 257, 19), (25, 1, 65), (12, 32, 256)]
+        {
             let (a, b) = (series(m * k, 0.7), series(k * n, 0.3));
             let (ra, rb) = if core.format == Format::F32 { (a.clone(), b.clone()) } else { (rounded(&a), rounded(&b)) };
             let at: Vec<f32> = (0..k * m).map(|x| a[x % m * k + x / m]).collect();
