@@ -56,7 +56,7 @@ def arguments():
     p.add_argument("--choose-by", choices=("wall", "cpu"), default="wall", help="what tuning goes by; cpu is steadier on a busy machine")
     p.add_argument("--hopeless", type=float, default=10.0, help="leave out what is so many times slower than the fastest so far (default: 10)")
     p.add_argument("--timeout", type=float, default=1800.0, help="seconds that one child process may take (default: 1800)")
-    p.add_argument("--zaya-precisions", nargs="+", choices=("f32", "bf16"), default=["bf16"], help="default: bf16")
+    p.add_argument("--zaya-precisions", nargs="+", choices=("f32", "bf16"), default=["f32", "bf16"], help="default: both")
     p.add_argument("--zaya-by", choices=("pretrain", "bench"), default="pretrain",
                    help="a real run on the peers' data and weights, or `zaya bench --parts step` (default: pretrain)")  # fmt: skip
     p.add_argument("--kernels", action="store_true", help="single kernels instead of the step")

@@ -18,7 +18,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def settings(job):
     return {
-        "train.precision": job["precision"], "train.global_batch_tokens": job["tokens"], "train.micro_batch": job["micro_batch"],
+        "train.precision": job["precision"], "train.head_precision": job["precision"], "train.global_batch_tokens": job["tokens"], "train.micro_batch": job["micro_batch"],
         "train.seq_len": job["seq_len"], "train.peak_flops": "1e12",
     }  # fmt: skip
 

@@ -169,8 +169,10 @@ pub fn weight_gradient(core: &Core, x: &[f32], dy: &[f32], o: usize, i: usize, d
             let n = (tile_panels * core.nr).min(i - j0);
             for b in 0..blocks {
                 let slots = layout.block_slots(b);
-                for r in (0..m).step_by(core.mr) {
+                // All rows on the left pass by a panel on the right while that is in the cache.
+                for (p, r) in (p0..p0 + n.div_ceil(core.nr)).flat_map(|p| (0..m).step_by(core.mr).map(move |r| (p, r))) {
                     let left = Left { data: &left[left_at(b, (o0 + r) / core.mr)..], row_stride: 1, slot_stride: core.mr };
+                    let j0 = p * core.nr;
                     // SAFETY: tiles of the gradient are disjoint and inside it (`at` checks the first element, o0 + r + rows <= o the rest).
                     unsafe {
                         let c = out.at((o0 + r) * i + j0);
