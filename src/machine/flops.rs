@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use super::{Peak, best_round};
+use super::{Peak, best};
 
 /// A loop of multiply-adds, on the widest units that were found.
 #[derive(Clone, Copy)]
@@ -50,18 +50,25 @@ fn kernel(name: &'static str, flops_per_instruction: usize, run: fn(u64) -> f32)
     Kernel { name, flops_per_iteration: (CHAINS * flops_per_instruction) as f64, run }
 }
 
-/// GFLOP/s of one thread, and of all threads of the pool.
+/// GFLOP/s of one thread, and of all threads of the pool together, each over its own CPU time: what it loses to other
+/// programs does not count, and what it loses to a thread that shares its core does.
 pub(super) fn peak(kernel: Kernel, time: Duration) -> Peak {
-    // Rounds of some milliseconds: long enough for the clock, short enough to fall between two interruptions.
-    const ITERATIONS: u64 = 1 << 19;
-    let gflops = |threads: usize, seconds: f64| threads as f64 * ITERATIONS as f64 * kernel.flops_per_iteration / seconds / 1e9;
-    let one = best_round(time, || {
+    // A few milliseconds.
+    const ITERATIONS: u64 = 1 << 21;
+    let one = || {
+        let started = thread_cpu_seconds();
         black_box((kernel.run)(ITERATIONS));
-    });
-    let all = best_round(time, || {
-        rayon::broadcast(|_| black_box((kernel.run)(ITERATIONS)));
-    });
-    Peak { one_thread: gflops(1, one), all_threads: gflops(rayon::current_num_threads(), all) }
+        ITERATIONS as f64 * kernel.flops_per_iteration / (thread_cpu_seconds() - started).max(1e-9) / 1e9
+    };
+    Peak { one_thread: best(time, one), all_threads: best(time, || rayon::broadcast(|_| one()).iter().sum()) }
+}
+
+/// CPU time of this thread so far.
+fn thread_cpu_seconds() -> f64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a place for one timespec; should the call fail it stays as it is.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
 }
 
 const PORTABLE_LANES: usize = 4;

@@ -1,11 +1,11 @@
 //! Bandwidth of memory, on arrays that no cache holds.
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::{MemoryPeak, Peak, best_round, cpu};
+use super::{MemoryPeak, Peak, best, cpu};
 
 /// Times the last-level cache.
 const CACHES: u64 = 4;
@@ -22,36 +22,28 @@ pub(super) fn measure(time: Duration) -> MemoryPeak {
     let (a, b) = (vec![1f32; n], vec![2f32; n]);
     let mut c = vec![0f32; n];
 
-    // A parallel iterator on one piece after the other, or a plain one: the same work.
-    let read = Peak {
-        one_thread: rate(1, n, best_round(time, || read_one(&a))),
-        all_threads: rate(1, n, best_round(time, || a.par_chunks(PIECE).for_each(read_one))),
-    };
+    let rate = |arrays: usize, pass: &mut dyn FnMut()| best(time, || gbytes_per_s(arrays * n, pass));
+    let read =
+        Peak { one_thread: rate(1, &mut || read_one(&a)), all_threads: rate(1, &mut || a.par_chunks(PIECE).for_each(read_one)) };
     let copy = Peak {
-        one_thread: rate(2, n, best_round(time, || scale(&mut c, &a))),
-        all_threads: rate(
-            2,
-            n,
-            best_round(time, || c.par_chunks_mut(PIECE).zip(a.par_chunks(PIECE)).for_each(|(c, a)| scale(c, a))),
-        ),
+        one_thread: rate(2, &mut || scale(&mut c, &a)),
+        all_threads: rate(2, &mut || c.par_chunks_mut(PIECE).zip(a.par_chunks(PIECE)).for_each(|(c, a)| scale(c, a))),
     };
     let triad = Peak {
-        one_thread: rate(3, n, best_round(time, || add_scaled(&mut c, &a, &b))),
-        all_threads: rate(
-            3,
-            n,
-            best_round(time, || {
-                let operands = a.par_chunks(PIECE).zip(b.par_chunks(PIECE));
-                c.par_chunks_mut(PIECE).zip(operands).for_each(|(c, (a, b))| add_scaled(c, a, b));
-            }),
-        ),
+        one_thread: rate(3, &mut || add_scaled(&mut c, &a, &b)),
+        all_threads: rate(3, &mut || {
+            let operands = a.par_chunks(PIECE).zip(b.par_chunks(PIECE));
+            c.par_chunks_mut(PIECE).zip(operands).for_each(|(c, (a, b))| add_scaled(c, a, b));
+        }),
     };
     MemoryPeak { read, copy, triad, buffer_bytes: n * size_of::<f32>() }
 }
 
-/// GB/s of a pass over `arrays` arrays of `n` numbers.
-fn rate(arrays: usize, n: usize, seconds: f64) -> f64 {
-    (arrays * n * size_of::<f32>()) as f64 / seconds / 1e9
+/// Of a pass that reads or writes so many f32.
+fn gbytes_per_s(numbers: usize, pass: &mut dyn FnMut()) -> f64 {
+    let started = Instant::now();
+    pass();
+    (numbers * size_of::<f32>()) as f64 / started.elapsed().as_secs_f64().max(1e-9) / 1e9
 }
 
 /// Integer sums, which the compiler may take in any order and so many at a time.

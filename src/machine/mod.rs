@@ -98,15 +98,13 @@ impl Peaks {
 /// Least rounds of a figure, however little time there is.
 const LEAST_ROUNDS: usize = 3;
 
-/// Seconds of the fastest round, after one round for warming up.
-fn best_round(time: Duration, mut round: impl FnMut()) -> f64 {
+/// The best of several rounds, each of which gives its rate, after one for warming up.
+fn best(time: Duration, mut round: impl FnMut() -> f64) -> f64 {
     round();
-    let (began, mut best, mut rounds) = (Instant::now(), f64::INFINITY, 0);
+    let (began, mut best, mut rounds) = (Instant::now(), 0.0, 0);
     while rounds < LEAST_ROUNDS || began.elapsed() < time {
-        let started = Instant::now();
-        round();
-        best = best.min(started.elapsed().as_secs_f64());
+        best = round().max(best);
         rounds += 1;
     }
-    best.max(1e-9)
+    best
 }

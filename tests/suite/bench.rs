@@ -244,6 +244,6 @@ fn what_cannot_be_measured_is_said() {
     refused(&["--case", "gemm:m=8,n=8,k=8", "--parts", "verbs"], &["--parts verbs", "--recipe FILE"]);
     refused(&["--case", "gemm:m=8,n=8,k=8", "--seconds", "1h"], &["--seconds", "expected seconds"]);
     refused(&["--case", "gemm:m=8,n=8,k=8", "--json", "no/such/folder/x.json"], &["no/such/folder/x.json", "cannot be written"]);
-    refused(&["--recipe", "r.toml", "--set", "train.seqlen=4"], &["did you mean `train.seq_len`"]);
+    refused(&["--recipe", "r.toml", "--set", "train.seqlen=4"], &["unknown key", "did you mean `train.seq_len`"]);
     refused(&["--recipe", "r.toml", "--backend", "candle"], &["leave --backend out"]);
 }

@@ -165,18 +165,17 @@ pub fn weight_gradient(core: &Core, x: &[f32], dy: &[f32], o: usize, i: usize, d
             if p0 >= layout.num_panels() {
                 return;
             }
-            let (m, j0) = (rows.min(o - o0), p0 * core.nr);
-            let n = (tile_panels * core.nr).min(i - j0);
+            let (m, p_end) = (rows.min(o - o0), (p0 + tile_panels).min(layout.num_panels()));
             for b in 0..blocks {
                 let slots = layout.block_slots(b);
                 // All rows on the left pass by a panel on the right while that is in the cache.
-                for (p, r) in (p0..p0 + n.div_ceil(core.nr)).flat_map(|p| (0..m).step_by(core.mr).map(move |r| (p, r))) {
+                for (p, r) in (p0..p_end).flat_map(|p| (0..m).step_by(core.mr).map(move |r| (p, r))) {
                     let left = Left { data: &left[left_at(b, (o0 + r) / core.mr)..], row_stride: 1, slot_stride: core.mr };
-                    let j0 = p * core.nr;
+                    let (j0, n) = (p * core.nr, core.nr.min(i - p * core.nr));
                     // SAFETY: tiles of the gradient are disjoint and inside it (`at` checks the first element, o0 + r + rows <= o the rest).
                     unsafe {
                         let c = out.at((o0 + r) * i + j0);
-                        multiply_block_at(core, core.mr.min(m - r), n, slots, left, right.from(b, p0), c, i, true);
+                        multiply_block_at(core, core.mr.min(m - r), n, slots, left, right.from(b, p), c, i, true);
                     }
                 }
             }
@@ -199,11 +198,13 @@ pub fn weight_gradient_alone(core: &Core, x: &[f32], dy: &[f32], o: usize, i: us
             let (start, len) = layout.unit(unit);
             pack_unit(core, layout, Source::rows(x, i).from(t0, 0), unit, &mut right[start..start + len]);
         }
-        // A few panels on the right at a time, so that they stay in the cache under all rows on the left.
-        for p in 0..panels {
+        // All rows on the left pass by a panel on the right while that is in the cache.
+        for (q, p) in (0..layout.num_panels()).flat_map(|q| (0..panels).map(move |p| (q, p))) {
             let (r, m) = (p * core.mr, core.mr.min(o - p * core.mr));
+            let (j0, n) = (q * core.nr, core.nr.min(i - q * core.nr));
             let left = Left { data: &left[p * slots * core.mr..], row_stride: 1, slot_stride: core.mr };
-            multiply_block(core, m, i, slots, left, &right[..layout.len()], &mut dw[r * i..], i, true);
+            let (start, len) = layout.unit(q);
+            multiply_block(core, m, n, slots, left, &right[start..start + len], &mut dw[r * i + j0..], i, true);
         }
     }
 }
