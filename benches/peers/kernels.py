@@ -22,6 +22,10 @@ WAYS = {
 }
 
 
+class Hopeless(Failed):
+    """Too slow to wait for."""
+
+
 def name_of(kind, numbers):
     return f"{kind}:" + ",".join(f"{k}={v}" for k, v in numbers.items())
 
@@ -36,7 +40,7 @@ class Kernels:
 
     def torch(self, kind, numbers, precision, way, seconds, hopeless_s=None):
         spec = {"kind": kind, **numbers, "precision": precision, "way": way, "seconds": seconds, "threads": self.args.threads}
-        if hopeless_s:
+        if hopeless_s and hopeless_s < float("inf"):
             spec["hopeless_s"] = hopeless_s
         threads = str(self.args.threads)
         env = TUNED_MALLOC | PASSIVE | {
@@ -45,33 +49,44 @@ class Kernels:
         }  # fmt: skip
         result = run_json([self.python, str(WORKER), json.dumps(spec)], env, self.args.timeout)
         if "hopeless_s" in result:
-            raise Failed(f"hopeless: {result['hopeless_s']:.2f} s a call")
+            raise Hopeless(f"hopeless: {result['hopeless_s']:.3g} s a call or more, {result['hopeless_s'] / hopeless_s * self.args.hopeless:.0f} times the fastest")
         return result
 
-    def best_way(self, kind, numbers, precision, case):
-        """(way, why there is none, seconds)."""
+    def best_way(self, kind, numbers, precision, case, limit_s):
+        """(way, why there is none, seconds); ways that take longer than `limit_s` are given up."""
         best, why, key = (None, float("inf")), "", "median_s" if self.args.choose_by == "wall" else "cpu_s"
         for way in WAYS[kind]:
             if way.endswith("-compiled") and not self.compiles:
                 continue
             try:
-                result = self.torch(kind, numbers, precision, way, 0.2, self.args.hopeless * best[1])
+                result = self.torch(kind, numbers, precision, way, 0.2, min(limit_s, self.args.hopeless * best[1]))
+            except Hopeless as failure:
+                # the ways differ in what they do beside the products: when one is hopeless at first, all are
+                why = str(failure)
+                if best[0] is None:
+                    self.note(f"{case} {precision} {way}: {failure}; this precision is left out")
+                    break
+                continue
             except Failed as failure:
                 why = str(failure)
                 self.note(f"{case} {precision} {way}: {failure}")
                 continue
+            print(f"  {precision} {way}: {1e3 * result['median_s']:.2f} ms, {1e3 * result['cpu_s']:.2f} ms of CPU", file=sys.stderr, flush=True)
             if result[key] < best[1]:
                 best = (way, result[key])
-        return best[0], why
+        return best[0], why, best[1]
 
     def measure(self, has_bench):
         lines = []
         for kind, numbers in CASES:
             case = name_of(kind, numbers)
+            if self.args.kernel_cases not in case:
+                continue
             print(case, file=sys.stderr, flush=True)
-            here = []
-            for precision in ("bf16", "f32"):
-                way, why = self.best_way(kind, numbers, precision, case)
+            here, limit_s = [], float("inf")
+            for precision in ("f32", "bf16"):
+                way, why, seconds = self.best_way(kind, numbers, precision, case, limit_s)
+                limit_s = min(limit_s, self.args.hopeless * seconds)
                 here.append({"case": case, "precision": precision, "way": way, "why": why, "zaya": [], "torch": []})
             for _ in range(self.args.rounds):
                 for line in here:

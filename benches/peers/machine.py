@@ -23,6 +23,14 @@ def cpu():
     }
 
 
+def available_memory():
+    """Bytes that can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def load():
     """Mean number of runnable processes of the last minute; the benchmark's own included."""
     return os.getloadavg()[0]

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import machine
 import zaya_side
 from children import Failed, environments, run_json
 from shape import BENCH_15M
@@ -78,6 +79,11 @@ class Bench:
     def score(self, result):
         return result[{"wall": "tokens_per_s", "cpu": "tokens_per_cpu_s"}[self.args.choose_by]] if result else 0.0
 
+    def fits(self, micro_batch):
+        """Whether plain logits, their gradient and two copies of them take less than half of the free memory."""
+        logits = micro_batch * self.args.seq_len * BENCH_15M["vocab_size"] * 4
+        return 4 * logits < machine.available_memory() / 2
+
     def tune(self):
         """{peer: (how, micro-batch)} of the peers that run, and the fastest environment."""
         first = next(iter(self.environments))
@@ -105,7 +111,7 @@ class Bench:
                     if score > best:
                         best, how = score, how | {key: value}
             if name == eager and not self.args.quick:
-                for other in sorted({m for m in (2, 4, 16, 32, whole) if m <= whole} - {micro}):
+                for other in sorted({m for m in (2, 4, 16, 32, whole) if m <= whole and self.fits(m)} - {micro}):
                     score = self.score(self.try_one(name, how, other, first))
                     if score > best:
                         best, micro = score, other

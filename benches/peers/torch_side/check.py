@@ -4,35 +4,35 @@ import itertools
 import json
 import sys
 
+import hf
+import routing
 import torch
+from model import TunedZaya
 
 
+@torch.no_grad()
 def spread(model, seed):
-    """Moves every weight off its initial value, so that nothing hides behind a 0 or a 1."""
+    """Moves every weight off its initial value, so that nothing hides behind a 0 or a 1, and makes tokens differ."""
     random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, p in sorted(model.named_parameters()):
-            if p.ndim == 1:
-                p.add_(0.1 * torch.randn(p.shape, generator=random))
-        for name, buffer in model.named_buffers():
-            if name.endswith("balancing_biases"):
-                buffer.add_(0.05 * torch.randn(buffer.shape, generator=random))
-                buffer[-1] = -0.05  # the skip class in play
+    for _, p in sorted(model.named_parameters()):
+        if p.ndim == 1:
+            p.add_(0.1 * torch.randn(p.shape, generator=random))
+    weight = model.model.embed_tokens.weight
+    weight.copy_(0.3 * torch.randn(weight.shape, generator=random))
+    routing.widen(model, random)
 
 
 def main():
-    import hf
-    from model import TunedZaya
-
     spec = json.loads(sys.argv[1])
     torch.set_num_threads(spec["threads"])
     shape = spec["shape"]
     reference = hf.build(shape, seed=5, experts="eager")
     spread(reference, seed=6)
-    state = {k: v.detach() for k, v in reference.state_dict().items()}
     random = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, shape["vocab_size"], (2, 129), generator=random)
     ids, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    routing.balance(reference, ids, shape["num_experts"] + 1)  # the skip class in play
+    state = {k: v.detach() for k, v in reference.state_dict().items()}
     expected = hf.Peer(reference, compiled=False)(ids, labels)
     expected.backward()
     gradients = {n: p.grad for n, p in reference.named_parameters()}
@@ -60,11 +60,9 @@ def main():
         except Exception as error:  # a torch that lacks a function, or a compiler that is not there
             row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         rows.append(row)
-    with torch.no_grad():
-        logits = reference(input_ids=ids, use_cache=False, output_router_logits=True).router_logits
-    biases = [layer.mlp.gate.balancing_biases for layer in reference.model.layers]
-    skipped = sum(int(((x.softmax(-1) + b).argmax(-1) == len(b) - 1).sum()) for x, b in zip(logits, biases))
-    print(json.dumps({"loss": float(expected.detach()), "parameters": len(gradients), "skipped_tokens": skipped, "rows": rows}))
+    choices = routing.choices(reference, ids)
+    skipped, used = sum(int((c == shape["num_experts"]).sum()) for c in choices), [len(c.unique()) for c in choices]
+    print(json.dumps({"loss": float(expected.detach()), "parameters": len(gradients), "skipped_tokens": skipped, "classes_used": used, "rows": rows}))
 
 
 if __name__ == "__main__":

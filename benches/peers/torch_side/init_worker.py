@@ -9,6 +9,7 @@ import json
 import sys
 
 import hf
+import routing
 import torch
 
 
@@ -17,33 +18,12 @@ def main():
     torch.set_num_threads(spec["threads"])
     model = hf.build(spec["shape"], spec["seed"])
     random = torch.Generator().manual_seed(spec["seed"])
-    with torch.no_grad():
-        for name, p in sorted(model.named_parameters()):
-            if ".gate." in name and p.ndim == 2:
-                p.copy_(2 * torch.randn(p.shape, generator=random) / p.shape[1] ** 0.5)
-        ids = torch.randint(2, spec["shape"]["vocab_size"], (4, spec["seq_len"]), generator=random)
-        for i, layer in enumerate(model.model.layers):
-            layer.mlp.gate.balancing_biases[:-1] = even_biases(probabilities(model, ids, i))
-        model.save_pretrained(spec["out"])
-        shares = []
-        for i, layer in enumerate(model.model.layers):
-            choice = (probabilities(model, ids, i) + layer.mlp.gate.balancing_biases[:-1]).argmax(-1)
-            shares.append(float(choice.bincount().max() / len(choice)))
+    routing.widen(model, random)
+    ids = torch.randint(2, spec["shape"]["vocab_size"], (4, spec["seq_len"]), generator=random)
+    routing.balance(model, ids, spec["shape"]["num_experts"])
+    model.save_pretrained(spec["out"])
+    shares = [float(c.bincount().max() / len(c)) for c in routing.choices(model, ids)]
     print(json.dumps({"busiest_expert_share": shares}))
-
-
-def probabilities(model, ids, block):
-    """Of the real experts in one block, [T, E]."""
-    return model(input_ids=ids, use_cache=False, output_router_logits=True).router_logits[block].softmax(-1)[:, :-1]
-
-
-def even_biases(p):
-    """Biases of mean 0 under which every class wins about as often."""
-    bias = torch.zeros(p.shape[1])
-    for i in range(2000):
-        load = torch.bincount((p + bias).argmax(-1), minlength=len(bias)) / len(p)
-        bias -= 0.3 * 0.997**i * (load - 1 / len(bias))
-    return bias - bias.mean()
 
 
 if __name__ == "__main__":

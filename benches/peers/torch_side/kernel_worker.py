@@ -61,18 +61,33 @@ def gemm(spec, dtype):
     return (lambda: torch.mm(x, w.t(), out=y)) if spec["way"] == "mm into place" else (lambda: F.linear(x, w))
 
 
+def least_seconds(spec, dtype):
+    """A floor of a call's time, from a slice of its forward product: tells a hopeless dtype without a whole call."""
+    if spec["kind"] != "linear_ce":
+        return 0.0
+    x, w = torch.randn(64, spec["dim"]).to(dtype), torch.randn(spec["vocab"], spec["dim"]).to(dtype)
+    begun = time.perf_counter()
+    torch.mm(x, w.t())
+    return (time.perf_counter() - begun) * spec["tokens"] / 64
+
+
 def main():
     spec = json.loads(sys.argv[1])
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(1)
     call = {"linear_ce": linear_ce, "attention": attention, "gemm": gemm}[spec["kind"]](spec, DTYPES[spec["precision"]])
-    call()
-    begun = time.perf_counter()
-    call()
-    once = time.perf_counter() - begun
-    if spec.get("hopeless_s") and once > spec["hopeless_s"]:
-        print(json.dumps({"hopeless_s": once}))
+    least = least_seconds(spec, DTYPES[spec["precision"]])
+    if spec.get("hopeless_s") and least > spec["hopeless_s"]:
+        print(json.dumps({"hopeless_s": least}))
         return
+    for number in range(2):
+        begun = time.perf_counter()
+        call()
+        once = time.perf_counter() - begun
+        # the first call may compile
+        if spec.get("hopeless_s") and once > spec["hopeless_s"] and (number > 0 or not spec["way"].endswith("-compiled")):
+            print(json.dumps({"hopeless_s": once}))
+            return
     calls = max(1, int(2e-3 / once))
     wall, cpu, end = [], [], time.perf_counter() + spec["seconds"]
     while len(wall) < 3 or time.perf_counter() < end:
