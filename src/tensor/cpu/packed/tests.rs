@@ -69,8 +69,9 @@ fn every_level_and_layout_gives_the_plain_sum() {
             ] {
                 let mut c = vec![1.0; m * n];
                 product(&core, m, n, k, va, vb, &mut c, true);
-                for (x, y) in c.iter().zip(&plain) {
-                    assert!((*x as f64 - 1.0 - y).abs() < 1e-4 * (1.0 + y.abs()), "{:?} {m} {n} {k}: {x} {y}", core.format);
+                for (i, (x, y)) in c.iter().zip(&plain).enumerate() {
+                    let close = (*x as f64 - 1.0 - y).abs() < 1e-4 * (1.0 + y.abs());
+                    assert!(close, "{:?} {m} {n} {k}: row {} column {}: {x} not {}", core.format, i / n, i % n, y + 1.0);
                 }
                 let bits: Vec<u32> = c.iter().map(|x| x.to_bits()).collect();
                 assert_eq!(first.get_or_insert(bits.clone()), &bits, "layouts differ in a bit");
@@ -93,6 +94,51 @@ fn the_place_in_a_tile_does_not_change_a_bit() {
             let mut row = vec![0.0; n];
             product(&core, 1, n, k, Source::rows(&a[i * k..], k), Source::rows(&b, n), &mut row, false);
             assert!(row.iter().zip(&whole[i * n..]).all(|(x, y)| x.to_bits() == y.to_bits()));
+        }
+    }
+}
+
+/// What packing writes, number by number, for formats this machine may not have a kernel for.
+#[test]
+fn packing_puts_every_number_in_its_slot() {
+    let core = |format, mr, nr| Core { format, mr, nr, ..Core::f32() };
+    let bits = |x: f32| half::bf16::from_f32(x).to_bits() as u32;
+    for format in [Format::F32, Format::RoundedF32, Format::Bf16] {
+        for (mr, nr) in [(6, 16), (12, 32)] {
+            let core = core(format, mr, nr);
+            for (n, k) in [(1, 1), (5, 7), (17, 33), (70, 300), (33, 513), (257, 19), (64, 256)] {
+                let x = series(k * n, 0.3);
+                let xt: Vec<f32> = (0..n * k).map(|i| x[i % k * n + i / k]).collect();
+                // Slot s of column j.
+                let slot = |s: usize, j: usize| match format {
+                    Format::F32 => x[s * n + j].to_bits(),
+                    Format::RoundedF32 => bits(x[s * n + j]) << 16,
+                    Format::Bf16 => {
+                        let next = if 2 * s + 1 < k { bits(x[(2 * s + 1) * n + j]) } else { 0 };
+                        bits(x[2 * s * n + j]) | next << 16
+                    }
+                };
+                let slots = core.slots(k);
+                for source in [Source::rows(&x, n), Source::transposed(&xt, k)] {
+                    for width in [mr, nr] {
+                        for j0 in (0..n).step_by(width) {
+                            let columns = width.min(n - j0);
+                            let mut out = vec![u32::MAX; slots * width];
+                            pack::panel(format, source.from(0, j0), k, columns, &mut out, width);
+                            for (i, got) in out.iter().enumerate() {
+                                let (s, j) = (i / width, i % width);
+                                let expected = if j < columns { slot(s, j0 + j) } else { 0 };
+                                assert_eq!(*got, expected, "{format:?} {n} {k}: slot {s} of column {}", j0 + j);
+                            }
+                        }
+                    }
+                }
+                let mut out = vec![u32::MAX; n * slots];
+                pack::rows(format, n, k, |r| &xt[r * k..][..k], &mut out);
+                for (i, got) in out.iter().enumerate() {
+                    assert_eq!(*got, slot(i % slots, i / slots), "{format:?} {n} {k}: slot {} of row {}", i % slots, i / slots);
+                }
+            }
         }
     }
 }
