@@ -33,8 +33,9 @@ demo-data: $(READY) ## Only the demo's data: tokenizer and token shards in demo/
 test: setup $(filter given,$(READY)) ## Run the tests: exactly what CI runs
 	$(CARGO) test $(LOCKED)
 
-test-all: setup $(filter given,$(READY)) ## Run the tests and the long sweeps
+test-all: demo-data ## Run the tests and the long sweeps: the demo's loss in f32 against bf16
 	$(CARGO) test $(LOCKED) -- --include-ignored
+	@scripts/precision-curves.sh "$(PROGRAM)"
 
 bench: $(READY) ## Measure the machine, and zaya on it with a 15 M parameter model: achieved against limit, about a minute
 	@"$(PROGRAM)" bench --recipe recipes/bench-cpu.toml

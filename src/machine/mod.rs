@@ -95,6 +95,15 @@ impl Peaks {
     }
 }
 
+/// FLOP/s of all threads of the pool that products in `precision` can reach at most; takes a moment.
+pub fn peak_flops(precision: Precision) -> f64 {
+    let kernel = match precision {
+        Precision::F32 => None,
+        Precision::Bf16 => flops::bf16_kernel(),
+    };
+    1e9 * flops::peak(kernel.unwrap_or_else(flops::f32_kernel), Duration::from_millis(50)).all_threads
+}
+
 /// Least rounds of a figure, however little time there is.
 const LEAST_ROUNDS: usize = 3;
 

@@ -6,7 +6,6 @@ pub mod config;
 pub mod engine;
 mod launcher;
 mod lock;
-mod peak;
 mod profile;
 mod report;
 mod run;

@@ -7,7 +7,6 @@ pub mod buf;
 pub mod cca;
 pub mod elementwise;
 pub mod experts;
-pub mod gemm;
 pub mod head;
 pub mod level;
 pub mod linear;
