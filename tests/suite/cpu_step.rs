@@ -188,3 +188,32 @@ fn a_step_allocates_no_buffers() {
         assert_eq!(LARGE.load(Ordering::Relaxed) - before, 0, "buffers of {LARGE_BYTES} bytes or more");
     });
 }
+
+/// Losses of rows without a label are not computed: a batch where they are few equals one of the labelled rows alone.
+#[test]
+fn few_labels_among_many_rows() {
+    in_pool(2, || {
+        let (d, vocab, rows) = (8, 40, 1500);
+        let cpu = Cpu::new(Precision::F32);
+        let series = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
+        let (y, head) = (series(rows * d, 0.7), cpu.upload(&series(vocab * d, 0.3), vocab, d).unwrap());
+        for every in [1, 2, 3, 700, 1499] {
+            let labelled: Vec<usize> = (0..rows).step_by(every).collect();
+            let batch =
+                |labels: Vec<i64>| Batch { batch: 1, seq: labels.len(), ids: vec![0; labels.len()], labels, ..Batch::default() };
+            let label = |t: usize| (t * 7 % vocab) as i64;
+            let many = cpu.rows(&batch((0..rows).map(|t| if t % every == 0 { label(t) } else { -1 }).collect())).unwrap();
+            let few = cpu.rows(&batch(labelled.iter().map(|t| label(*t)).collect())).unwrap();
+            let few_y: Vec<f32> = labelled.iter().flat_map(|t| &y[t * d..][..d]).copied().collect();
+            let (many_y, few_y) = (cpu.upload(&y, rows, d).unwrap(), cpu.upload(&few_y, labelled.len(), d).unwrap());
+            let loss = cpu.cross_entropy(&many, &many_y, &head).unwrap();
+            assert_eq!(loss.count, labelled.len() as u64);
+            assert_eq!(loss, cpu.cross_entropy(&few, &few_y, &head).unwrap());
+            let mut d_head = cpu.zeros(vocab, d).unwrap();
+            let (again, dy) = cpu.cross_entropy_backward(&many, &many_y, &head, 1.0, &mut d_head).unwrap();
+            assert!((again.sum - loss.sum).abs() <= 1e-6 * loss.sum);
+            let dy = cpu.download(&dy).unwrap();
+            assert!(dy.chunks(d).enumerate().all(|(t, row)| (t % every == 0) == row.iter().any(|x| *x != 0.0)));
+        }
+    });
+}

@@ -528,7 +528,7 @@ impl Backend for Cpu {
     fn cross_entropy(&self, rows: &Rows, y: &Buf, head: &Buf) -> Result<Loss> {
         check_labels(rows, head)?;
         let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
-        let mut scratch = self.block(head::scratch_len(&self.head, labelled, y.cols, head.rows, false))?;
+        let mut scratch = self.block(head::scratch_len(&self.head, y.rows, y.cols, head.rows, false))?;
         let _span = verb("cross_entropy", work::cross_entropy(labelled, y.cols, head.rows));
         if self.is_planning() || labelled == 0 {
             return Ok(Loss::default());
@@ -541,7 +541,7 @@ impl Backend for Cpu {
         check_labels(rows, head)?;
         let mut dy = self.out(y.rows, y.cols)?;
         let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
-        let mut scratch = self.block(head::scratch_len(&self.head, labelled, y.cols, head.rows, true))?;
+        let mut scratch = self.block(head::scratch_len(&self.head, y.rows, y.cols, head.rows, true))?;
         let _span = verb("cross_entropy_backward", work::cross_entropy_backward(labelled, y.cols, head.rows));
         if self.is_planning() || labelled == 0 {
             if !self.is_planning() {
