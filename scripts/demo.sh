@@ -54,7 +54,7 @@ heading "Perplexity on crates that were held out"
 zaya eval --model "$run" --tasks perplexity --data demo/data/valid --output demo/results.json
 
 heading "A sample"
-zaya generate --model "$run" --prompt 'impl Iterator for ' --max-tokens 200 --seed 1
+zaya generate --model "$run" --prompt 'pub fn new(' --max-tokens 200 --seed 1
 
 heading "Export for Hugging Face transformers"
 zaya reshard --from "$run" --to hf --output demo/hf
