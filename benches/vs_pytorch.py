@@ -41,7 +41,7 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--zaya", default=str(ROOT / "target/release/zaya"), help="the executable (default: target/release/zaya)")
     p.add_argument("--venv", default=str(HERE / ".venv"), help="virtual environment, made if it is not there (default: benches/.venv)")
-    p.add_argument("--pip-args", default="", help='further options of `pip install`, e.g. "--index-url URL" for wheels without CUDA')
+    p.add_argument("--pip-args", default="", help='further options of `pip install`, e.g. --pip-args="--index-url URL" for wheels without CUDA')
     p.add_argument("--work", default=str(HERE / ".work"), help="folder for data, weights and runs (default: benches/.work)")
     p.add_argument("--recipe", default=str(ROOT / "recipes/bench-cpu.toml"), help="zaya's recipe; its model must be preset bench-15m")
     p.add_argument("--tokens", type=int, nargs="+", default=[4096, 32768], help="tokens a step (default: 4096 32768)")
