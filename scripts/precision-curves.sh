@@ -15,7 +15,7 @@ done
 losses() { sed -n 's/^{"step":\([0-9]*\),.*"loss":\([^,}]*\).*/\1 \2/p' "runs/precision-$1/metrics.jsonl"; }
 { losses f32; echo; losses bf16; } | awk '
     NF == 0 { which++; next }
-    { sum[which, int(($1 - 1) / 20)] += $2 }
+    { sum[which + 0, int(($1 - 1) / 20)] += $2 }
     END {
         for (i = 0; i < 15; i++) {
             f32 = sum[0, i] / 20; bf16 = sum[1, i] / 20; off = bf16 / f32 - 1
