@@ -23,7 +23,7 @@ endif
 build: setup ## Build the executable (target/release/zaya); the default
 	$(CARGO) build $(LOCKED)
 
-demo: $(READY) ## Train a small model on real text, kill it, resume it, evaluate it, let it write, export it: about 3 minutes
+demo: $(READY) ## Train a small model on real text, kill it, resume it, evaluate it, let it write, export it: two to three minutes
 	@scripts/demo-data.sh "$(PROGRAM)"
 	@scripts/demo.sh "$(PROGRAM)"
 
