@@ -13,6 +13,8 @@ use std::path::Path;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::tensor::cpu::par;
+
 /// Pretraining for ZAYA mixture-of-experts models.
 #[derive(Debug, Parser)]
 #[command(name = "zaya", version, about)]
@@ -61,14 +63,10 @@ pub fn run(cli: Cli) -> Result<u8> {
 
 /// Runs `f` on a pool of `threads` threads (all cores when not given).
 fn in_pool<R: Send>(threads: Option<usize>, f: impl FnOnce() -> Result<R> + Send) -> Result<R> {
-    let mut pool = rayon::ThreadPoolBuilder::new();
-    if let Some(n) = threads {
-        if n == 0 {
-            return Err(crate::error::bad_input("--threads must be at least 1"));
-        }
-        pool = pool.num_threads(n);
+    if threads == Some(0) {
+        return Err(crate::error::bad_input("--threads must be at least 1"));
     }
-    pool.build()?.install(f)
+    par::pool(threads)?.install(f)
 }
 
 /// Sees to it before the work that its outcome can be written: opens `path` as it is, and creates it where it is not there.

@@ -112,6 +112,16 @@ pub fn residual_scale_backward(t: usize, d: usize) -> Work {
     work(10.0 * area(t, d), 5.0 * area(t, d))
 }
 
+/// [`residual_scale`] and the [`rms_norm`] of it, which reads nothing from memory.
+pub fn residual_norm(t: usize, d: usize) -> Work {
+    work(9.0 * area(t, d), 4.0 * area(t, d))
+}
+
+/// Reads branch, stream, merged stream and two gradients, writes two.
+pub fn residual_norm_backward(t: usize, d: usize) -> Work {
+    work(20.0 * area(t, d), 7.0 * area(t, d))
+}
+
 /// Copies of table rows.
 pub fn embed(t: usize, d: usize) -> Work {
     work(0.0, 2.0 * area(t, d))

@@ -33,6 +33,7 @@ use crate::optim::schedule::Schedule;
 use crate::plan::flops::Flops;
 use crate::recipe::Recipe;
 use crate::tensor::backend::Batch;
+use crate::tensor::cpu::par;
 use crate::tensor::trace;
 
 /// Who computes loss and gradients.
@@ -65,11 +66,7 @@ pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
     refuse_many_ranks(|name| std::env::var(name).ok())?;
     // First of all, so that a signal while data and weights are read is also one that saves and ends.
     let stop = Stop::install(options.time_limit.or(recipe.run.time_limit))?;
-    let mut pool = rayon::ThreadPoolBuilder::new();
-    if let Some(n) = recipe.train.threads {
-        pool = pool.num_threads(n);
-    }
-    pool.build().context("starting the threads")?.install(|| match options.engine {
+    par::pool(recipe.train.threads)?.install(|| match options.engine {
         EngineKind::Cpu => Run::start(backend::native(recipe)?, recipe, options, stop)?.train(),
         EngineKind::Candle => {
             Run::start(Candle::new(recipe.model.clone(), recipe.train.precision)?, recipe, options, stop)?.train()

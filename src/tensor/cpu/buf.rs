@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::arena::Block;
-use super::packed::{Core, Format, Layout, Panels, Source, pack_unit};
-use super::par::{self, Shared};
+use super::packed::{Core, Format, Layout, Panels, Source, pack_on_threads};
 
 /// A row-major matrix.
 #[derive(Debug)]
@@ -106,13 +105,7 @@ impl Buf {
         });
         if packs[at].stale {
             let pack = Arc::get_mut(&mut packs[at]).expect("a stale pack is held by nobody");
-            let (layout, source) = (pack.layout, self.source(side));
-            let out = Shared::new(&mut pack.data);
-            par::tasks(layout.num_units(), |unit| {
-                let (start, len) = layout.unit(unit);
-                // SAFETY: units are disjoint parts of the packed operand.
-                pack_unit(core, layout, source, unit, unsafe { out.range(start, len) });
-            });
+            pack_on_threads(core, pack.layout, self.source(side), &mut pack.data);
             pack.stale = false;
         }
         packs[at].clone()

@@ -145,7 +145,8 @@ pub fn affine_backward(
                 #[inline(always)]
                 || {
                     for (t, dx) in rows.zip(dx.chunks_exact_mut(d)) {
-                        affine_backward_row(&x[t * d..][..d], scale, bias, &dy[t * d..][..d], dx, s, b);
+                        dx.copy_from_slice(&dy[t * d..][..d]);
+                        affine_backward_row(&x[t * d..][..d], scale, bias, dx, s, b);
                     }
                 },
             );
@@ -154,14 +155,15 @@ pub fn affine_backward(
     );
 }
 
+/// Of one row, in place: `d` holds dy, then dx. Adds the row's parts of `sum dy (x + bias)` and `sum dy`.
 #[inline(always)]
-fn affine_backward_row(x: &[f32], scale: &[f32], bias: &[f32], dy: &[f32], dx: &mut [f32], s: &mut [f32], b: &mut [f32]) {
-    let d = x.len();
-    let (scale, bias, dy, dx, s, b) = (&scale[..d], &bias[..d], &dy[..d], &mut dx[..d], &mut s[..d], &mut b[..d]);
-    for i in 0..d {
-        s[i] += dy[i] * (x[i] + bias[i]);
-        b[i] += dy[i];
-        dx[i] = dy[i] * scale[i];
+fn affine_backward_row(x: &[f32], scale: &[f32], bias: &[f32], d: &mut [f32], s: &mut [f32], b: &mut [f32]) {
+    let n = x.len();
+    let (scale, bias, d, s, b) = (&scale[..n], &bias[..n], &mut d[..n], &mut s[..n], &mut b[..n]);
+    for i in 0..n {
+        s[i] += d[i] * (x[i] + bias[i]);
+        b[i] += d[i];
+        d[i] *= scale[i];
     }
 }
 
@@ -334,8 +336,9 @@ pub fn residual_norm_backward(
                         if let Some(dy) = x.dy {
                             add_inline(d_branch, &dy[at.clone()]);
                         }
-                        affine_backward_row(&x.stream[at.clone()], x.p.stream_scale, x.p.stream_bias, d_branch, d_stream, s2, b2);
-                        merge_branch_row(&x.branch[at], x.p.branch_scale, x.p.branch_bias, d_branch, s1, b1);
+                        d_stream.copy_from_slice(d_branch);
+                        affine_backward_row(&x.stream[at.clone()], x.p.stream_scale, x.p.stream_bias, d_stream, s2, b2);
+                        affine_backward_row(&x.branch[at], x.p.branch_scale, x.p.branch_bias, d_branch, s1, b1);
                     }
                 },
             );
@@ -347,34 +350,5 @@ pub fn residual_norm_backward(
             (3, i) => g.stream_scale[i] += sum,
             (_, i) => g.stream_bias[i] += sum * x.p.stream_scale[i],
         },
-    );
-}
-
-/// `affine_backward_row` in place: `d` holds dy, then dx.
-#[inline(always)]
-fn merge_branch_row(x: &[f32], scale: &[f32], bias: &[f32], d: &mut [f32], s: &mut [f32], b: &mut [f32]) {
-    let n = x.len();
-    let (scale, bias, d, s, b) = (&scale[..n], &bias[..n], &mut d[..n], &mut s[..n], &mut b[..n]);
-    for i in 0..n {
-        s[i] += d[i] * (x[i] + bias[i]);
-        b[i] += d[i];
-        d[i] *= scale[i];
-    }
-}
-
-/// Sums of the rows of `x`, added to `sums`. `partials`: `sums_len(rows, D)`.
-pub fn add_column_sums(x: &[f32], sums: &mut [f32], partials: &mut [f32]) {
-    let d = sums.len();
-    sum_over_rows(
-        x.len() / d,
-        d,
-        partials,
-        |rows, partial| {
-            vectorised(
-                #[inline(always)]
-                || x[rows.start * d..rows.end * d].chunks_exact(d).for_each(|row| add_inline(partial, row)),
-            )
-        },
-        |i, sum| sums[i] += sum,
     );
 }

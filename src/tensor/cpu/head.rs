@@ -16,8 +16,10 @@
 //! No number depends on the count of threads, nor on how the tasks of passes 2 and 4 are cut.
 
 use super::level::vectorised;
-use super::packed::{Core, KC, Layout, Left, MC, Panels, Source, as_slots, as_slots_mut, multiply_block, pack, pack_unit};
+use super::math::{exp_of_negative, larger};
+use super::packed::{Core, KC, Layout, Left, MC, Panels, Source, as_slots, as_slots_mut, multiply_block, pack, pack_on_threads};
 use super::par::{self, Shared};
+use super::scratch::{aligned, cut_aligned};
 use crate::tensor::backend::Loss;
 
 /// Entries of a vocabulary block: a block of the inner dimension of `d_logits head`, and whole panels of the forward product.
@@ -90,17 +92,6 @@ impl Sizes {
     }
 }
 
-/// Parts of the scratch start at multiples of a cache line.
-fn aligned(len: usize) -> usize {
-    len.next_multiple_of(16)
-}
-
-fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
-    let (part, rest) = std::mem::take(scratch).split_at_mut(aligned(len));
-    *scratch = rest;
-    &mut part[..len]
-}
-
 /// Scratch (f32 numbers) of `cross_entropy` for `rows` rows of `y` on the threads of this pool.
 pub fn scratch_len(core: &Core, rows: usize, d: usize, vocab: usize, gradient: bool) -> usize {
     // Fewer labelled rows can make longer chunks (1025 are two of 513, 1024 are one).
@@ -140,7 +131,7 @@ pub fn cross_entropy(
         }
     }
     // Rows with a label, so that padding and foreign targets cost nothing.
-    let index = as_slots_mut(take(&mut scratch, labels.len()));
+    let index = as_slots_mut(cut_aligned(&mut scratch, labels.len()));
     let mut labelled = 0;
     for (t, label) in labels.iter().enumerate().filter(|(_, label)| **label >= 0) {
         assert!((*label as usize) < vocab, "row {t} has label {label}, but the vocabulary ends at {}", vocab - 1);
@@ -171,15 +162,15 @@ impl Chunk<'_> {
     fn run(&self, y: &[f32], head: &[f32], forward: Panels, gradient: Option<&mut Gradient>, mut scratch: &mut [f32]) -> f64 {
         let n = self.rows.len();
         let sizes = Sizes::new(self.core, n, self.d, self.vocab, gradient.is_some());
-        let x = take(&mut scratch, sizes.x);
-        let left = as_slots_mut(take(&mut scratch, sizes.left));
-        let right = as_slots_mut(take(&mut scratch, sizes.right));
-        let logits = take(&mut scratch, sizes.logits);
+        let x = cut_aligned(&mut scratch, sizes.x);
+        let left = as_slots_mut(cut_aligned(&mut scratch, sizes.left));
+        let right = as_slots_mut(cut_aligned(&mut scratch, sizes.right));
+        let logits = cut_aligned(&mut scratch, sizes.logits);
         // Top of each block and row, later the factor that makes gradients of exponentials; sum of these.
-        let top = take(&mut scratch, sizes.stats);
-        let sum = take(&mut scratch, sizes.stats);
+        let top = cut_aligned(&mut scratch, sizes.stats);
+        let sum = cut_aligned(&mut scratch, sizes.stats);
         // The label's logit, later its gradient.
-        let target = take(&mut scratch, n);
+        let target = cut_aligned(&mut scratch, n);
         let tile = scratch;
 
         self.gather(y, x, left, forward.layout);
@@ -187,12 +178,7 @@ impl Chunk<'_> {
         let loss = self.normalise(gradient.as_ref().map_or(0.0, |g| g.scale), top, sum, target);
         if let Some(g) = gradient {
             let layout = Layout::new(self.core, n, self.d);
-            let units = Shared::new(&mut *right);
-            par::tasks(layout.num_units(), |unit| {
-                let (at, len) = layout.unit(unit);
-                // SAFETY: units do not overlap.
-                pack_unit(self.core, layout, Source::rows(x, self.d), unit, unsafe { units.range(at, len) });
-            });
+            pack_on_threads(self.core, layout, Source::rows(x, self.d), right);
             self.head_gradient(x, Panels::new(layout, right), logits, top, target, g.d_head, tile, sizes.thread);
             self.input_gradient(head, as_slots(logits), g.backward, target, g.dy, tile, sizes.thread);
         }
@@ -374,7 +360,7 @@ impl Chunk<'_> {
                         let (column, columns) = (j * core.nr, core.nr.min(d - j * core.nr));
                         let b = right.from(k, j);
                         for i in (i0..width.min(i0 + MC)).step_by(core.mr) {
-                            let a = Left { data: &panels[i * slots..][..core.mr * slots], row_stride: 1, slot_stride: core.mr };
+                            let a = Left::strided(&panels[i * slots..][..core.mr * slots], 1, core.mr);
                             let m = core.mr.min(width - i);
                             for row in d_head[i * d..].chunks(d).take(m) {
                                 prefetch(&row[column + columns..d.min(column + 2 * core.nr)]);
@@ -495,12 +481,6 @@ fn prefetch<T>(x: &[T]) {
 }
 
 #[inline(always)]
-fn larger(a: f32, b: f32) -> f32 {
-    // One instruction, unlike `f32::max`. A NaN in b is passed over here and shows in the sum.
-    if b > a { b } else { a }
-}
-
-#[inline(always)]
 fn add_scaled(y: &mut [f32], by: f32, x: &[f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y += by * x;
@@ -544,30 +524,6 @@ fn exponentials(z: &mut [f32]) -> (f32, f32) {
         width /= 2;
     }
     (top, sums[0])
-}
-
-/// e^x for x <= 0, to about 2e-7 of its value; below -87.3 it stays at e^-87.3 (1e-38). NaN stays NaN.
-#[inline(always)]
-fn exp_of_negative(x: f32) -> f32 {
-    // ln 2 in two parts; n * LN2_HI is exact for the n that occur.
-    const LN2_HI: f32 = 0.693_359_4;
-    const LN2_LO: f32 = -2.121_944_4e-4;
-    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let x = if x < -87.3 { -87.3 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = x - n * LN2_HI - n * LN2_LO;
-    // Taylor terms to r^7; the remainder is below 1e-8 on [-ln2 / 2, ln2 / 2].
-    let p = 1.0 / 5040.0;
-    let p = p * r + 1.0 / 720.0;
-    let p = p * r + 1.0 / 120.0;
-    let p = p * r + 1.0 / 24.0;
-    let p = p * r + 1.0 / 6.0;
-    let p = p * r + 0.5;
-    let p = p * r + 1.0;
-    let p = p * r + 1.0;
-    p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1f32.to_bits()))
 }
 
 #[cfg(test)]

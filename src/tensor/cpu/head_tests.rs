@@ -1,31 +1,7 @@
 use super::*;
 use crate::tensor::cpu::level::Level;
 use crate::tensor::cpu::packed::Format;
-
-fn series(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2654435761).wrapping_add(12345);
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        state as f32 / u32::MAX as f32 * 2.0 - 1.0
-    };
-    (0..n).map(next).collect()
-}
-
-fn on<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
-}
-
-fn pack(core: &Core, source: Source, k: usize, n: usize) -> (Layout, Vec<u32>) {
-    let layout = Layout::new(core, k, n);
-    let mut data = vec![u32::MAX; layout.len()];
-    for unit in 0..layout.num_units() {
-        let (at, len) = layout.unit(unit);
-        pack_unit(core, layout, source, unit, &mut data[at..at + len]);
-    }
-    (layout, data)
-}
+use crate::tensor::cpu::test_support::{on, pack_right, series};
 
 /// What `d_head` holds before.
 const START: f64 = 1.0 / 1024.0;
@@ -56,8 +32,8 @@ impl Case {
 
     fn run(&self, core: &Core, scale: Option<f32>) -> (Loss, Vec<f32>, Vec<f32>) {
         let (d, v) = (self.d, self.vocab);
-        let (fl, fd) = pack(core, Source::transposed(&self.head, d), d, v);
-        let (bl, bd) = pack(core, Source::rows(&self.head, d), v, d);
+        let (fl, fd) = pack_right(core, Source::transposed(&self.head, d), d, v);
+        let (bl, bd) = pack_right(core, Source::rows(&self.head, d), v, d);
         let (mut d_head, mut dy) = (vec![START as f32; v * d], vec![f32::NAN; self.y.len()]);
         let mut scratch = vec![f32::NAN; scratch_len(core, self.labels.len(), d, v, scale.is_some())];
         let gradient = scale.map(|scale| Gradient { scale, d_head: &mut d_head, dy: &mut dy, backward: Panels::new(bl, &bd) });

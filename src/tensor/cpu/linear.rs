@@ -2,7 +2,7 @@
 
 use super::packed::{
     Core, Format, KC, Layout, Left, MC, Panels, Source, as_slots, as_slots_mut, multiply_block, multiply_block_at, pack,
-    pack_unit,
+    pack_all, pack_unit,
 };
 use super::par::{self, Shared};
 
@@ -18,7 +18,7 @@ pub fn left_rows<'a>(
     scratch: &'a mut [f32],
 ) -> Left<'a> {
     if core.format == Format::F32 {
-        return Left { data: &as_slots(x)[rows.start * cols + k0..], row_stride: cols, slot_stride: 1 };
+        return Left::rows(&as_slots(x)[rows.start * cols + k0..], cols);
     }
     let slots = core.slots(k);
     let out = &mut as_slots_mut(scratch)[..rows.len() * slots];
@@ -144,7 +144,8 @@ pub fn weight_gradient(core: &Core, x: &[f32], dy: &[f32], o: usize, i: usize, d
                 if task % 2 == 0 {
                     let len = core.slots(k) * core.mr * panels;
                     // SAFETY: one part per block.
-                    pack::left_panels(core, source_left.from(k0, 0), k, o, unsafe { left.range(left_at(b, 0), len) });
+                    let left = unsafe { left.range(left_at(b, 0), len) };
+                    pack::panels(core.format, source_left.from(k0, 0), k, o, core.mr, left);
                 } else {
                     for unit in b * layout.num_panels()..(b + 1) * layout.num_panels() {
                         let (start, len) = layout.unit(unit);
@@ -165,19 +166,13 @@ pub fn weight_gradient(core: &Core, x: &[f32], dy: &[f32], o: usize, i: usize, d
             if p0 >= layout.num_panels() {
                 return;
             }
-            let (m, p_end) = (rows.min(o - o0), (p0 + tile_panels).min(layout.num_panels()));
+            let (m, j0) = (rows.min(o - o0), p0 * core.nr);
+            let n = (tile_panels * core.nr).min(i - j0);
             for b in 0..blocks {
                 let slots = layout.block_slots(b);
-                // All rows on the left pass by a panel on the right while that is in the cache.
-                for (p, r) in (p0..p_end).flat_map(|p| (0..m).step_by(core.mr).map(move |r| (p, r))) {
-                    let left = Left { data: &left[left_at(b, (o0 + r) / core.mr)..], row_stride: 1, slot_stride: core.mr };
-                    let (j0, n) = (p * core.nr, core.nr.min(i - p * core.nr));
-                    // SAFETY: tiles of the gradient are disjoint and inside it (`at` checks the first element, o0 + r + rows <= o the rest).
-                    unsafe {
-                        let c = out.at((o0 + r) * i + j0);
-                        multiply_block_at(core, core.mr.min(m - r), n, slots, left, right.from(b, p), c, i, true);
-                    }
-                }
+                let left = Left::panels(core, &left[left_at(b, o0 / core.mr)..], slots);
+                // SAFETY: tiles of the gradient are disjoint and inside it.
+                unsafe { multiply_block_at(core, m, n, slots, left, right.from(b, p0), out.at(o0 * i + j0), i, true) };
             }
         });
     }
@@ -192,20 +187,10 @@ pub fn weight_gradient_alone(core: &Core, x: &[f32], dy: &[f32], o: usize, i: us
         let t = KC.min(tokens - t0);
         let slots = core.slots(t);
         let (left, right) = scratch.split_at_mut(slots * panels * core.mr);
-        pack::left_panels(core, Source::rows(dy, o).from(t0, 0), t, o, left);
+        pack::panels(core.format, Source::rows(dy, o).from(t0, 0), t, o, core.mr, left);
         let layout = Layout::new(core, t, i);
-        for unit in 0..layout.num_units() {
-            let (start, len) = layout.unit(unit);
-            pack_unit(core, layout, Source::rows(x, i).from(t0, 0), unit, &mut right[start..start + len]);
-        }
-        // All rows on the left pass by a panel on the right while that is in the cache.
-        for (q, p) in (0..layout.num_panels()).flat_map(|q| (0..panels).map(move |p| (q, p))) {
-            let (r, m) = (p * core.mr, core.mr.min(o - p * core.mr));
-            let (j0, n) = (q * core.nr, core.nr.min(i - q * core.nr));
-            let left = Left { data: &left[p * slots * core.mr..], row_stride: 1, slot_stride: core.mr };
-            let (start, len) = layout.unit(q);
-            multiply_block(core, m, n, slots, left, &right[start..start + len], &mut dw[r * i + j0..], i, true);
-        }
+        pack_all(core, layout, Source::rows(x, i).from(t0, 0), right);
+        multiply_block(core, o, i, slots, Left::panels(core, left, slots), right, dw, i, true);
     }
 }
 

@@ -1,19 +1,22 @@
 //! Scalar functions, written so that loops over them vectorise.
 
-/// e^x to about 1 ulp, without a call: range reduction to [-ln2/2, ln2/2] and a polynomial.
-/// Below -87.3 it is 0, above 88.7 infinity.
+/// Splits x into `n ln 2 + r`, n whole and |r| <= ln 2 / 2: r, and a number whose low bits are those of n.
 #[inline(always)]
-pub fn exp(x: f32) -> f32 {
-    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+fn reduce(x: f32) -> (f32, f32) {
     // ln 2 in two parts; n * LN2_HI is exact for the n that occur.
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
-    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
-    const ROUND: f32 = 12_582_912.0;
-    let clamped = x.clamp(-87.3, 88.72);
-    let n = (clamped * LOG2_E + ROUND) - ROUND;
-    let r = clamped - n * LN2_HI - n * LN2_LO;
-    // Taylor terms to r^7; the remainder is below 1e-9 on the reduced range.
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    (x - n * LN2_HI - n * LN2_LO, shifted)
+}
+
+/// Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// e^r on the reduced range: Taylor terms to r^7, the remainder is below 1e-8.
+#[inline(always)]
+fn exp_of_reduced(r: f32) -> f32 {
     let p = 1.0 / 5040.0;
     let p = p * r + 1.0 / 720.0;
     let p = p * r + 1.0 / 120.0;
@@ -21,15 +24,56 @@ pub fn exp(x: f32) -> f32 {
     let p = p * r + 1.0 / 6.0;
     let p = p * r + 0.5;
     let p = p * r + 1.0;
-    let p = p * r + 1.0;
+    p * r + 1.0
+}
+
+/// 2^n for the second number of `reduce`; n from -126 to 127.
+#[inline(always)]
+fn power_of_two(shifted: f32) -> f32 {
+    f32::from_bits((shifted.to_bits() << 23).wrapping_add(1f32.to_bits()))
+}
+
+/// Below this e^x is no normal number.
+const LEAST: f32 = -87.3;
+
+/// e^x to about 1 ulp, without a call: range reduction to [-ln2/2, ln2/2] and a polynomial.
+/// Below -87.3 it is 0, above 88.7 infinity.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    let (r, shifted) = reduce(x.clamp(LEAST, 88.72));
     // 2^n in two factors, since n may be 128.
-    let n = n as i32;
+    let n = (shifted - ROUND) as i32;
     let half = n >> 1;
     let scale = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
-    let y = p * scale(half) * scale(n - half);
-    let y = if x < -87.3 { 0.0 } else { y };
+    let y = exp_of_reduced(r) * scale(half) * scale(n - half);
+    let y = if x < LEAST { 0.0 } else { y };
     let y = if x > 88.72 { f32::INFINITY } else { y };
     if x.is_nan() { x } else { y }
+}
+
+/// e^x for x <= 0, to about 2e-7 of its value; below -87.3 it stays at e^-87.3 (1e-38). NaN stays NaN.
+#[inline(always)]
+pub fn exp_of_negative(x: f32) -> f32 {
+    let (r, shifted) = reduce(if x < LEAST { LEAST } else { x });
+    exp_of_reduced(r) * power_of_two(shifted)
+}
+
+/// e^x for x below 88: `exp` with what a softmax over masked scores does not need left out. 0 below -87.3, NaN stays NaN.
+#[inline(always)]
+pub fn exp_of_score(x: f32) -> f32 {
+    let (r, shifted) = reduce(if LEAST > x { LEAST } else { x });
+    // The terms of `exp_of_reduced`, paired so that fewer of them wait for each other.
+    let r2 = r * r;
+    let low = (1.0 + r) + r2 * (0.5 + r * (1.0 / 6.0));
+    let high = (1.0 / 24.0 + r * (1.0 / 120.0)) + r2 * (1.0 / 720.0 + r * (1.0 / 5040.0));
+    let y = (low + r2 * r2 * high) * power_of_two(shifted);
+    if x < LEAST { 0.0 } else { y }
+}
+
+/// The larger of two numbers in one instruction, unlike `f32::max`. A NaN in b is passed over.
+#[inline(always)]
+pub fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 #[inline(always)]

@@ -17,6 +17,9 @@ pub mod packed;
 pub mod par;
 pub mod router;
 pub mod rows;
+mod scratch;
+#[cfg(test)]
+mod test_support;
 
 use std::sync::Arc;
 
@@ -294,7 +297,7 @@ impl Backend for Cpu {
     fn residual_norm(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>, norm: &Buf, eps: f64) -> Result<(Buf, Buf, Block<f32>)> {
         let (rows, cols) = (stream.rows, stream.cols);
         let (mut y, mut h, mut inv) = (self.out(rows, cols)?, self.out(rows, cols)?, self.block(rows)?);
-        let _span = verb("residual_norm", work::moved(4 * len(stream)));
+        let _span = verb("residual_norm", work::residual_norm(stream.rows, stream.cols));
         if !self.is_planning() {
             let (branch, stream) = (branch.data(), stream.data());
             elementwise::residual_norm(branch, stream, merge(p), norm.data(), eps, y.data_mut(), h.data_mut(), &mut inv);
@@ -313,7 +316,7 @@ impl Backend for Cpu {
         let (rows, cols) = (x.stream.rows, x.stream.cols);
         let (mut d_branch, mut d_stream) = (self.out(rows, cols)?, self.out(rows, cols)?);
         let mut partials = self.block(elementwise::sums_len(rows, 5 * cols))?;
-        let _span = verb("residual_norm_backward", work::moved(7 * len(x.stream)));
+        let _span = verb("residual_norm_backward", work::residual_norm_backward(rows, cols));
         if !self.is_planning() {
             let x = elementwise::ResidualNorm {
                 branch: x.branch.data(),

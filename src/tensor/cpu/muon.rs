@@ -24,6 +24,7 @@ use super::packed::{
     pack_unit,
 };
 use super::par::{self, Shared};
+use super::scratch::aligned;
 use crate::tensor::backend::MuonStep;
 
 /// Quintic whose iterates come near 1 fast and stay near it.
@@ -399,7 +400,7 @@ impl Work<'_> {
                     for j in columns.clone() {
                         let b = right.from(k, j);
                         for i in i0.max(j)..panels.min(i0 + rows) {
-                            let a = Left { data: left.from(k, i), row_stride: 1, slot_stride: nr };
+                            let a = Left::strided(left.from(k, i), 1, nr);
                             multiply_block(core, height(i), height(j), slots, a, b, tile(i, j), nr, k > 0);
                         }
                     }
@@ -497,7 +498,7 @@ impl Work<'_> {
                 for i0 in (0..row_panels).step_by(rows) {
                     for j in columns.clone() {
                         for i in i0..row_panels.min(i0 + rows) {
-                            let a = Left { data: p.from(k, i), row_stride: 1, slot_stride: nr };
+                            let a = Left::strided(p.from(k, i), 1, nr);
                             let (height, width) = (nr.min(m - i * nr), nr.min(n - j * nr));
                             let accumulate = keep.is_some() || k > 0;
                             // SAFETY: the tile lies inside x; see above.
@@ -511,11 +512,6 @@ impl Work<'_> {
             }
         });
     }
-}
-
-/// Parts of the scratch start at multiples of a cache line.
-fn aligned(len: usize) -> usize {
-    len.next_multiple_of(16)
 }
 
 /// Numbers of an elementwise task on `len`: a function of `len` only, since sums of squares are grouped by it.

@@ -1,20 +1,6 @@
 use super::*;
 use crate::tensor::cpu::level::Level;
-
-fn series(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2654435761).wrapping_add(12345);
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        state as f32 / u32::MAX as f32 * 2.0 - 1.0
-    };
-    (0..n).map(next).collect()
-}
-
-fn on<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
-}
+use crate::tensor::cpu::test_support::{on, series};
 
 fn product(m: usize, n: usize, k: usize, a: impl Fn(usize, usize) -> f64, b: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let b: Vec<f64> = (0..k * n).map(|x| b(x / n, x % n)).collect();

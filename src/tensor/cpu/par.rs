@@ -5,7 +5,16 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use anyhow::{Context, Result};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
 use crate::tensor::trace;
+
+/// A pool of `threads` threads, of all cores when not given.
+pub fn pool(threads: Option<usize>) -> Result<ThreadPool> {
+    // 0 is rayon's word for all cores.
+    ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build().context("starting the threads")
+}
 
 /// Threads that tasks run on.
 pub fn threads() -> usize {

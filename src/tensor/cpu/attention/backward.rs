@@ -11,10 +11,9 @@ use super::super::packed::pack::{self, Source};
 use super::super::packed::{Core, Format, Left, as_slots, as_slots_mut, multiply_block, multiply_block_at};
 use super::super::par::{self, Shared};
 use super::super::rows::Rows;
+use super::super::scratch::cut;
 use super::tiles::{STEP, hide, probabilities, score_gradients};
-use super::{
-    COLS, Dims, Sight, Span, Unit, as_multiplied, cut, gather, needs_mask, pack_right, pack_transposed, right_slots, visible,
-};
+use super::{COLS, Dims, Sight, Span, Unit, gather, needs_mask, right_slots, visible};
 use crate::tensor::backend::{AttentionShape, Qkv};
 
 /// Keys of a block; even, for pairs of numbers.
@@ -188,7 +187,8 @@ fn pack_operands(core: &Core, n: &Dims, x: Qkv<&[f32]>, k: &mut [u32], v: &mut [
         let (k, v, k_right) = unsafe { (k.range(at, keys * slots), v.range(at, keys * slots), k_right.range(i * right, right)) };
         pack::rows(core.format, keys, n.head, |r| &x.k[n.key_at(unit, key0 + r)..][..n.head], k);
         pack::rows(core.format, keys, n.head, |r| &x.v[n.key_at(unit, key0 + r)..][..n.head], v);
-        pack_right(core, Source::rows(&x.k[n.key_at(unit, key0)..], n.kv), keys, n.head, k_right);
+        let keys_at = Source::rows(&x.k[n.key_at(unit, key0)..], n.kv);
+        pack::panels(core.format, keys_at, keys, n.head, core.nr, k_right);
     });
 }
 
@@ -205,7 +205,7 @@ fn output_sums(core: &Core, n: &Dims, out: &[f32], d_out: &[f32], delta: &mut [f
                 for (i, delta) in range.zip(delta) {
                     let at = n.query_at(n.unit(i / n.columns), i % n.columns);
                     let (out, d_out) = (&out[at..][..n.head], &d_out[at..][..n.head]);
-                    *delta = lane_sum(n.head, |i| out[i] * as_multiplied(core.format, d_out[i]));
+                    *delta = lane_sum(n.head, |i| out[i] * pack::as_multiplied(core.format, d_out[i]));
                 }
             },
         );
@@ -315,8 +315,9 @@ fn pack_columns(o: &Operands, unit: Unit, columns: &[usize], width: usize, work:
     for (from, across, along) in parts {
         gather(&o.n, unit, columns, from, work.rows);
         work.rows[columns.len() * head..width * head].fill(0.0);
-        pack_transposed(core, work.rows, width, head, across);
-        pack_right(core, Source::rows(work.rows, head), width, head, along);
+        let columns = Source::rows(work.rows, head);
+        pack::panels(core.format, columns.flipped(), head, width, core.nr, across);
+        pack::panels(core.format, columns, width, head, core.nr, along);
     }
 }
 
@@ -366,7 +367,7 @@ impl<'a> Tiles<'a> {
             Left { row_stride: 1, slot_stride: slots, ..ds_left }
         } else {
             pack::panel(core.format, Source::rows(ds, COLS), keys, width, across, COLS);
-            Left { data: across, row_stride: 1, slot_stride: COLS }
+            Left::strided(across, 1, COLS)
         };
         Self { p, ds: ds_left, ds_across }
     }

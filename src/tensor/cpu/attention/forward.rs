@@ -5,8 +5,9 @@ use super::super::packed::pack::{self, Source};
 use super::super::packed::{Core, Format, Left, as_slots, as_slots_mut, multiply_block};
 use super::super::par::{self, Shared};
 use super::super::rows::Rows;
+use super::super::scratch::cut;
 use super::tiles::{hide, softmax};
-use super::{COLS, Dims, Sight, Span, Unit, cut, gather, needs_mask, pack_transposed, right_slots};
+use super::{COLS, Dims, Sight, Span, Unit, gather, needs_mask, right_slots};
 use crate::tensor::backend::{AttentionShape, Qkv};
 
 /// Keys of a block; even, for pairs of numbers.
@@ -150,7 +151,7 @@ fn numbers_at(x: &[f32], at: usize, len: usize) -> &[f32] {
 fn attend(o: &Operands, unit: usize, columns: &[usize], work: &mut Work, out: Shared<f32>, lse: Shared<f32>) {
     let (core, n, nr, at) = (o.core, &o.n, o.core.nr, o.n.unit(unit));
     gather(n, at, columns, o.x.q, work.rows);
-    pack_transposed(core, work.rows, columns.len(), n.head, work.q);
+    pack::panels(core.format, Source::transposed(work.rows, n.head), n.head, columns.len(), core.nr, work.q);
     let sight = Sight::new(o.rows, &o.shape, n, at, columns);
     let whole = sight.span(0, COLS);
     let mut spans = [whole; COLS];
@@ -166,15 +167,15 @@ fn attend(o: &Operands, unit: usize, columns: &[usize], work: &mut Work, out: Sh
             start = start.max(whole.from);
             let from = n.key_at(at, start);
             if core.format == Format::F32 {
-                let k = Left { data: &as_slots(o.x.k)[from..], row_stride: n.kv, slot_stride: 1 };
-                (k, Left { data: &as_slots(o.x.v)[from..], row_stride: 1, slot_stride: n.kv })
+                let k = Left::strided(&as_slots(o.x.k)[from..], n.kv, 1);
+                (k, Left::strided(&as_slots(o.x.v)[from..], 1, n.kv))
             } else {
                 pack_block(core, n, o.x, at, start..whole.to.min((block + 1) * KEYS), work.k, work.v);
-                (Left::rows(work.k, slots), Left { data: work.v, row_stride: 1, slot_stride: n.head })
+                (Left::rows(work.k, slots), Left::strided(work.v, 1, n.head))
             }
         } else {
             let i = unit * n.keys.div_ceil(KEYS) + block;
-            let v = Left { data: &o.v[i * v_slots..], row_stride: 1, slot_stride: n.head };
+            let v = Left::strided(&o.v[i * v_slots..], 1, n.head);
             (Left::rows(&o.k[i * k_slots..], slots), v)
         };
         for (p, span) in spans.iter().enumerate().take(columns.len().div_ceil(nr)) {

@@ -15,8 +15,7 @@ mod tiles;
 pub use backward::{backward, backward_scratch};
 pub use forward::{forward, forward_scratch};
 
-use super::packed::pack::{self, Source};
-use super::packed::{Core, Format};
+use super::packed::Core;
 use super::rows::Rows;
 use crate::tensor::backend::AttentionShape;
 
@@ -159,45 +158,9 @@ fn gather(n: &Dims, unit: Unit, columns: &[usize], from: &[f32], to: &mut [f32])
     }
 }
 
-/// Packs the transpose of `x` `[count, inner]` as a right operand: panels of `nr` columns, each `slots(inner) * nr`.
-fn pack_transposed(core: &Core, x: &[f32], count: usize, inner: usize, out: &mut [u32]) {
-    for (p, out) in out.chunks_mut(core.slots(inner) * core.nr).enumerate().take(count.div_ceil(core.nr)) {
-        let (at, width) = (p * core.nr, core.nr.min(count - p * core.nr));
-        pack::panel(core.format, Source::transposed(&x[at * inner..], inner), inner, width, out, core.nr);
-    }
-}
-
-/// Packs `x` `[inner, width]` as a right operand: panels of `nr` columns, each `slots(inner) * nr`.
-fn pack_right(core: &Core, x: Source, inner: usize, width: usize, out: &mut [u32]) {
-    for (p, out) in out.chunks_mut(core.slots(inner) * core.nr).enumerate().take(width.div_ceil(core.nr)) {
-        let j = p * core.nr;
-        pack::panel(core.format, x.from(0, j), inner, core.nr.min(width - j), out, core.nr);
-    }
-}
-
 /// Slots of a packed right operand.
 fn right_slots(core: &Core, inner: usize, width: usize) -> usize {
     core.slots(inner) * width.next_multiple_of(core.nr)
-}
-
-/// What a product takes of a number: it rounds to bfloat16, unless products are of f32.
-#[inline(always)]
-fn as_multiplied(format: Format, x: f32) -> f32 {
-    match format {
-        Format::F32 => x,
-        Format::RoundedF32 | Format::Bf16 => {
-            let bits = x.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
-            if x.is_nan() { x } else { f32::from_bits(rounded) }
-        }
-    }
-}
-
-/// Cuts the next `len` numbers off.
-fn cut<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
-    let (part, tail) = std::mem::take(rest).split_at_mut(len);
-    *rest = tail;
-    part
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 use super::super::level::Level;
+use super::super::packed::Format;
 use super::*;
 use crate::tensor::backend::Qkv;
 

@@ -2,6 +2,7 @@
 //!
 //! A tile has a row for each key and a column for each query.
 
+use super::super::math::{exp_of_score, larger};
 use super::super::rows::Rows;
 use super::{COLS, Unit, is_padding};
 
@@ -39,7 +40,6 @@ pub fn softmax<const W: usize>(
     sum: &mut [f32],
     out: Option<&mut [f32]>,
 ) {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
     // Four rows at a time, since a chain of additions waits for each result.
     let mut top = [f32::NEG_INFINITY; W];
     let mut quads = tile.chunks_exact(4 * stride);
@@ -60,13 +60,13 @@ pub fn softmax<const W: usize>(
     let mut high = [0f32; W];
     for j in 0..W {
         high[j] = larger(max[j], top[j] * scale);
-        shrink[j] = exp(max[j] - high[j]);
+        shrink[j] = exp_of_score(max[j] - high[j]);
     }
     *max = high;
     for row in tile.chunks_exact_mut(stride) {
         let row: &mut [f32; W] = row.first_chunk_mut().expect("a row");
         for j in 0..W {
-            row[j] = exp(row[j] * scale - high[j]);
+            row[j] = exp_of_score(row[j] * scale - high[j]);
         }
     }
     let mut added = [0f32; W];
@@ -118,7 +118,7 @@ pub fn probabilities(tile: &mut [f32], scale: f32, lse: &[f32]) {
     for row in tile.chunks_exact_mut(COLS) {
         for (p, lse) in row.as_chunks_mut::<STEP>().0.iter_mut().zip(lse) {
             for i in 0..STEP {
-                p[i] = exp(p[i] * scale - lse[i]);
+                p[i] = exp_of_score(p[i] * scale - lse[i]);
             }
         }
     }
@@ -132,26 +132,4 @@ pub fn score_gradients(p: &[f32], ds: &mut [f32], delta: &[f32], slope: &[f32]) 
             *ds = p * (*ds - delta) * slope;
         }
     }
-}
-
-/// e^x for x below 88, as `math::exp` with what a softmax does not need left out: 0 below -87.3, NaN stays NaN.
-#[inline(always)]
-fn exp(x: f32) -> f32 {
-    // ln 2 in two parts; n * LN2_HI is exact for the n that occur.
-    const LN2_HI: f32 = 0.693_359_4;
-    const LN2_LO: f32 = -2.121_944_4e-4;
-    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    const LEAST: f32 = -87.3;
-    let clamped = if LEAST > x { LEAST } else { x };
-    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = clamped - n * LN2_HI - n * LN2_LO;
-    // Taylor terms to r^7, paired so that fewer of them wait for each other.
-    let r2 = r * r;
-    let low = (1.0 + r) + r2 * (0.5 + r * (1.0 / 6.0));
-    let high = (1.0 / 24.0 + r * (1.0 / 120.0)) + r2 * (1.0 / 720.0 + r * (1.0 / 5040.0));
-    let p = low + r2 * r2 * high;
-    let y = p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < LEAST { 0.0 } else { y }
 }

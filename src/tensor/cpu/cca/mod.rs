@@ -18,7 +18,7 @@ use super::arena::Block;
 use super::buf::Buf;
 use super::level::vectorised;
 use super::math::lane_sum;
-use super::packed::{Core, Layout, Panels, Source, pack_unit};
+use super::packed::{Core, Layout, Panels, Source, pack_all};
 use super::rows::Rows;
 use crate::tensor::backend::{CcaIn, CcaShape, Halo};
 
@@ -213,10 +213,7 @@ impl<'a> HeadWeights<'a> {
                 Direction::Forward => Source::transposed(weight, 2 * n.head),
                 Direction::Backward => Source::rows(weight, 2 * n.head),
             };
-            for unit in 0..layout.num_units() {
-                let (start, len) = layout.unit(unit);
-                pack_unit(core, layout, source, unit, &mut out[start..start + len]);
-            }
+            pack_all(core, layout, source, out);
         }
         Self { layout, data: out }
     }

@@ -9,7 +9,7 @@ pub mod pack;
 mod panels;
 
 pub use pack::Source;
-pub use panels::{Layout, Panels, pack_unit};
+pub use panels::{Layout, Panels, pack_all, pack_on_threads, pack_unit};
 
 use super::level::Level;
 use micro::{MicroKernel, Tile};
@@ -84,18 +84,30 @@ impl Core {
     }
 }
 
-/// Rows of a left operand: element (r, s) is `data[r * row_stride + s * slot_stride]`.
+/// Rows of a left operand: element (r, s) is `data[r * row_stride + s * slot_stride]`, or, in panels, rows of tile i begin at
+/// `i * tile_stride` and r counts from there.
 #[derive(Clone, Copy)]
 pub struct Left<'a> {
     pub data: &'a [u32],
     pub row_stride: usize,
     pub slot_stride: usize,
+    /// Slots from one tile of `mr` rows to the next; None = the rows go on as before.
+    pub tile_stride: Option<usize>,
 }
 
 impl<'a> Left<'a> {
     /// Rows of `slots` slots each.
     pub fn rows(data: &'a [u32], slots: usize) -> Self {
-        Self { data, row_stride: slots, slot_stride: 1 }
+        Self::strided(data, slots, 1)
+    }
+
+    pub fn strided(data: &'a [u32], row_stride: usize, slot_stride: usize) -> Self {
+        Self { data, row_stride, slot_stride, tile_stride: None }
+    }
+
+    /// Panels of `core.mr` rows of `slots` slots each, as `pack::panels` writes them.
+    pub fn panels(core: &Core, data: &'a [u32], slots: usize) -> Self {
+        Self { data, row_stride: 1, slot_stride: core.mr, tile_stride: Some(core.mr * slots) }
     }
 }
 
@@ -152,17 +164,19 @@ pub unsafe fn multiply_block_at(
     if m == 0 || n == 0 {
         return;
     }
+    let tile_stride = a.tile_stride.unwrap_or(core.mr * a.row_stride);
     if slots > 0 {
-        let last = (m - 1) * a.row_stride + (slots - 1) * a.slot_stride;
+        let (tile, row) = ((m - 1) / core.mr, (m - 1) % core.mr);
+        let last = tile * tile_stride + row * a.row_stride + (slots - 1) * a.slot_stride;
         assert!(last < a.data.len(), "left operand of a block product is too short");
     }
     assert!(n.div_ceil(core.nr) * core.nr * slots <= b.len(), "panels of a block product are too short");
     for j in (0..n).step_by(core.nr) {
-        for i in (0..m).step_by(core.mr) {
+        for (tile, i) in (0..m).step_by(core.mr).enumerate() {
             let tile = Tile {
                 slots,
                 // SAFETY: inside the operands, by the assertions above (no slots: never read).
-                a: unsafe { a.data.as_ptr().add(if slots > 0 { i * a.row_stride } else { 0 }) },
+                a: unsafe { a.data.as_ptr().add(if slots > 0 { tile * tile_stride } else { 0 }) },
                 a_row_stride: a.row_stride,
                 a_slot_stride: a.slot_stride,
                 b: unsafe { b.as_ptr().add(j * slots) },

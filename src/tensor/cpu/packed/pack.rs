@@ -1,6 +1,6 @@
 //! Packing: f32 matrices into slots, as panels (right operands) or rows (left operands).
 
-use super::{Core, Format};
+use super::Format;
 use crate::tensor::cpu::level::vectorised;
 
 /// A strided view of an f32 matrix: element (i, j) is `data[i * row_stride + j * col_stride]`; one of the strides is 1.
@@ -45,7 +45,7 @@ fn bf16_bits(x: f32) -> u32 {
 fn slot(format: Format, x: f32, y: f32) -> u32 {
     match format {
         Format::F32 => x.to_bits(),
-        Format::RoundedF32 => bf16_bits(x) << 16,
+        Format::RoundedF32 => as_multiplied(format, x).to_bits(),
         Format::Bf16 => bf16_bits(x) | bf16_bits(y) << 16,
     }
 }
@@ -186,11 +186,20 @@ fn pack_row(format: Format, x: &[f32], out: &mut [u32]) {
     }
 }
 
-/// Packs the rows of a left operand given by columns (`source` is `[k, m]`, row-major along m) into panels of `core.mr` rows:
-/// panel p holds `out[p * slots * mr + s * mr + r]`.
-pub fn left_panels(core: &Core, source: Source, k: usize, m: usize, out: &mut [u32]) {
-    let slots = core.slots(k);
-    for (p, out) in out.chunks_mut(slots * core.mr).enumerate().take(m.div_ceil(core.mr)) {
-        panel(core.format, source.from(0, p * core.mr), k, core.mr.min(m - p * core.mr), out, core.mr);
+/// Packs `source` `[k, n]` into panels of `width` columns, one after the other: panel p holds `out[(p * slots + s) * width + j]`.
+/// With `nr` columns a panel these are a right operand's, with `mr` the rows of a left operand given by columns.
+pub fn panels(format: Format, source: Source, k: usize, n: usize, width: usize, out: &mut [u32]) {
+    let slots = k.div_ceil(format.per_slot());
+    for (p, out) in out.chunks_mut(slots * width).enumerate().take(n.div_ceil(width)) {
+        panel(format, source.from(0, p * width), k, width.min(n - p * width), out, width);
+    }
+}
+
+/// What a product takes of a number: it rounds to bfloat16, unless products are of f32.
+#[inline(always)]
+pub fn as_multiplied(format: Format, x: f32) -> f32 {
+    match format {
+        Format::F32 => x,
+        Format::RoundedF32 | Format::Bf16 => f32::from_bits(bf16_bits(x) << 16),
     }
 }

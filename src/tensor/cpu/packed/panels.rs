@@ -2,6 +2,7 @@
 
 use super::pack::{self, Source};
 use super::{Core, KC};
+use crate::tensor::cpu::par::{self, Shared};
 
 /// Layout of a packed right operand `[k, n]`: blocks of `KC` along k, in each block panels of `nr` columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,4 +88,22 @@ pub fn pack_unit(core: &Core, layout: Layout, source: Source, unit: usize, out: 
     let (k0, k) = layout.block(b);
     let j0 = panel * core.nr;
     pack::panel(core.format, source.from(k0, j0), k, core.nr.min(layout.n - j0), out, core.nr);
+}
+
+/// Packs all of `source` `[k, n]` into `out`, on the calling thread.
+pub fn pack_all(core: &Core, layout: Layout, source: Source, out: &mut [u32]) {
+    for unit in 0..layout.num_units() {
+        let (start, len) = layout.unit(unit);
+        pack_unit(core, layout, source, unit, &mut out[start..start + len]);
+    }
+}
+
+/// As `pack_all`, on all threads.
+pub fn pack_on_threads(core: &Core, layout: Layout, source: Source, out: &mut [u32]) {
+    let out = Shared::new(out);
+    par::tasks(layout.num_units(), |unit| {
+        let (start, len) = layout.unit(unit);
+        // SAFETY: units do not overlap.
+        pack_unit(core, layout, source, unit, unsafe { out.range(start, len) });
+    });
 }

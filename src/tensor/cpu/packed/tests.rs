@@ -1,4 +1,5 @@
 use super::*;
+use crate::tensor::cpu::test_support::pack_right;
 
 fn series(n: usize, step: f32) -> Vec<f32> {
     (0..n).map(|i| ((i as f32 * step).sin() * 3.0).fract()).collect()
@@ -11,16 +12,6 @@ fn rounded(x: &[f32]) -> Vec<f32> {
 fn cores() -> Vec<Core> {
     let f32s = Level::available().flat_map(|l| [Core::at(l, Format::F32), Core::at(l, Format::RoundedF32)]);
     f32s.chain((Level::detected() >= Level::Avx512Bf16).then(|| Core::at(Level::Avx512Bf16, Format::Bf16))).collect()
-}
-
-fn pack_right(core: &Core, source: Source, k: usize, n: usize) -> (Layout, Vec<u32>) {
-    let layout = Layout::new(core, k, n);
-    let mut data = vec![u32::MAX; layout.len()];
-    for unit in 0..layout.num_units() {
-        let (at, len) = layout.unit(unit);
-        pack_unit(core, layout, source, unit, &mut data[at..at + len]);
-    }
-    (layout, data)
 }
 
 /// a b on packed operands, the left one as rows or as panels.
@@ -36,14 +27,9 @@ fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &
             pack::rows(core.format, m, kk, |r| &a.from(r, k0).data[..kk], &mut left);
             multiply_block(core, m, n, slots, Left::rows(&left, slots), b.from(block, 0), c, n, keep);
         } else {
-            let panels = m.div_ceil(core.mr);
-            let mut left = vec![0; panels * core.mr * slots];
-            pack::left_panels(core, a.flipped().from(k0, 0), kk, m, &mut left);
-            for (p, left) in left.chunks(core.mr * slots).enumerate() {
-                let (i, rows) = (p * core.mr, core.mr.min(m - p * core.mr));
-                let left = Left { data: left, row_stride: 1, slot_stride: core.mr };
-                multiply_block(core, rows, n, slots, left, b.from(block, 0), &mut c[i * n..], n, keep);
-            }
+            let mut left = vec![0; m.div_ceil(core.mr) * core.mr * slots];
+            pack::panels(core.format, a.flipped().from(k0, 0), kk, m, core.mr, &mut left);
+            multiply_block(core, m, n, slots, Left::panels(core, &left, slots), b.from(block, 0), c, n, keep);
         }
     }
 }
