@@ -16,6 +16,7 @@ pub mod machine;
 pub mod model;
 pub mod monitor;
 pub mod optim;
+pub mod parallel;
 pub mod plan;
 pub mod recipe;
 pub mod tensor;
