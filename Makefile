@@ -18,7 +18,7 @@ else
 READY := build
 endif
 
-.PHONY: build given demo demo-data test test-all bench static lint clean help setup
+.PHONY: build given demo demo-data test test-all test-mpi bench static lint lint-mpi clean help setup setup-mpi
 
 build: setup ## Build the executable (target/release/zaya); the default
 	$(CARGO) build $(LOCKED)
@@ -36,6 +36,11 @@ test: setup $(filter given,$(READY)) ## Run the tests: exactly what CI runs
 test-all: demo-data ## Run the tests and the long sweeps: the demo's loss in f32 against bf16
 	$(CARGO) test $(LOCKED) -- --include-ignored
 	@scripts/precision-curves.sh "$(PROGRAM)"
+
+# The executable with MPI takes the place of the plain one for a moment: integration tests build it. So the plain one is put back.
+test-mpi: setup setup-mpi ## Run the tests of the MPI engine: four ranks under mpirun; installs an MPI library where there is none
+	$(CARGO) test $(LOCKED) --features mpi --test mpi_ranks; status=$$?; \
+	$(CARGO) build $(LOCKED) && exit $$status
 
 bench: $(READY) ## Measure the machine, and zaya on it with a 15 M parameter model: achieved against limit, about a minute
 	@"$(PROGRAM)" bench --recipe recipes/bench-cpu.toml
@@ -56,6 +61,9 @@ lint: setup ## Check format and clippy's opinion, warnings being errors
 	$(CARGO) fmt --check
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
 
+lint-mpi: setup setup-mpi ## The same of a build with MPI
+	$(CARGO) clippy $(LOCKED) --all-targets --features mpi -- -D warnings
+
 clean: ## Delete what was built, the demo's folder and runs of the benchmark's recipe
 	$(CARGO) clean --target-dir "$(TARGET)"
 	rm -rf demo runs/bench
@@ -67,6 +75,9 @@ help: ## This list
 # What a build needs beside Rust: a C compiler, for three of the crates, and the linker.
 setup:
 	@scripts/setup.sh
+
+setup-mpi:
+	@scripts/setup-mpi.sh
 
 given:
 	@command -v "$(ZAYA)" >/dev/null || { echo "error: ZAYA=$(ZAYA) is no executable" >&2; exit 2; }

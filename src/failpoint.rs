@@ -1,10 +1,11 @@
-//! Failpoints: `ZAYA_FAIL=name:action[@n][,name:action...]` makes a named point of the program fail, so that the tests (and
+//! Failpoints: `ZAYA_FAIL=name:action[@n][/rank][,name:action...]` makes a named point of the program fail, so that the tests (and
 //! anybody who wants to see it) can kill a run in the middle of a save. Inert unless set: one relaxed atomic load a point.
 //!
 //! | action | what happens at the point |
 //! |---|---|
 //! | `kill` | the process sends itself SIGKILL |
 //! | `exit=3` | the process exits with that code at once, without cleaning up |
+//! | `panic` | the thread panics |
 //! | `error` | an I/O error (EIO) is returned |
 //! | `enospc` | "no space left on device" is returned |
 //! | `sleep=200ms` | the point waits (`ms` or `s`) |
@@ -12,11 +13,14 @@
 //! | `bitflip` | one bit of what is written is wrong, and nobody is told (points that write) |
 //!
 //! `@n` restricts the action to the n-th hit of the point, counted from 1. A point with a number of its own (`step`) compares
-//! `n` with that number: `step:kill@7` is step 7 also after a resume. The points are listed in [`POINTS`].
+//! `n` with that number: `step:kill@7` is step 7 also after a resume. `/rank1` restricts it to that rank of several; each rank counts
+//! its own hits. The points are listed in [`POINTS`].
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -49,6 +53,7 @@ const fn point(name: &'static str, kind: Kind, doc: &'static str) -> Point {
 /// Every point there is. `docs/CHECKPOINT.md` shows the same list.
 pub const POINTS: &[Point] = &[
     point("step", Kind::Numbered, "a training step is about to begin; @n is its number"),
+    point("comm", Kind::Counted, "an operation of several ranks is about to begin"),
     point("micro_batch", Kind::Counted, "a micro-batch of a training step is about to be computed"),
     point("eval", Kind::Counted, "a batch of held-out data is about to be scored"),
     point("ckpt.begin", Kind::Counted, "a save was asked for, nothing is on disk yet"),
@@ -74,6 +79,7 @@ pub const POINTS: &[Point] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Kill,
+    Panic,
     Exit(i32),
     Error,
     NoSpace,
@@ -82,7 +88,7 @@ enum Action {
     BitFlip,
 }
 
-const ACTIONS: [&str; 7] = ["kill", "exit", "error", "enospc", "sleep", "partial", "bitflip"];
+const ACTIONS: [&str; 8] = ["kill", "panic", "exit", "error", "enospc", "sleep", "partial", "bitflip"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rule {
@@ -90,13 +96,24 @@ struct Rule {
     point: usize,
     action: Action,
     at: Option<u64>,
+    rank: Option<usize>,
 }
 
 /// A parsed `ZAYA_FAIL` with its hit counters.
 #[derive(Debug)]
 struct Plan {
     rules: Vec<Rule>,
-    hits: Vec<AtomicU64>,
+    /// By point and rank.
+    hits: Mutex<BTreeMap<(usize, usize), u64>>,
+}
+
+thread_local! {
+    static RANK: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Says which rank this thread works for.
+pub fn set_rank(rank: usize) {
+    RANK.set(rank);
 }
 
 static ARMED: AtomicBool = AtomicBool::new(false);
@@ -168,7 +185,7 @@ pub fn hit_write(name: &str) -> Result<WriteFault> {
 
 fn pass(name: &str, number: Option<u64>) -> Result<WriteFault> {
     let Some(plan) = PLAN.get() else { return Ok(WriteFault::None) };
-    match plan.action_at(name, number) {
+    match plan.action_at(name, number, RANK.get()) {
         Some(action) => perform(name, action),
         None => Ok(WriteFault::None),
     }
@@ -184,6 +201,7 @@ fn perform(name: &str, action: Action) -> Result<WriteFault> {
                 std::thread::park();
             }
         }
+        Action::Panic => panic!("failpoint {name}"),
         Action::Exit(code) => unsafe { libc::_exit(code) },
         Action::Error => Err(io::Error::from_raw_os_error(libc::EIO)).with_context(|| format!("failpoint {name}")),
         Action::NoSpace => Err(io::Error::from_raw_os_error(libc::ENOSPC)).with_context(|| format!("failpoint {name}")),
@@ -202,15 +220,20 @@ impl Plan {
             .split(',')
             .map(|item| parse_rule(item.trim()).map_err(|why| bad_input(format!("ZAYA_FAIL={text}: {why}"))))
             .collect::<Result<_>>()?;
-        Ok(Self { rules, hits: POINTS.iter().map(|_| AtomicU64::new(0)).collect() })
+        Ok(Self { rules, hits: Mutex::default() })
     }
 
     /// What is to happen now at this point; counts the hit.
-    fn action_at(&self, name: &str, number: Option<u64>) -> Option<Action> {
+    fn action_at(&self, name: &str, number: Option<u64>, rank: usize) -> Option<Action> {
         let point = POINTS.iter().position(|p| p.name == name)?;
-        let hits = self.hits[point].fetch_add(1, Ordering::Relaxed) + 1;
-        let n = number.unwrap_or(hits);
-        self.rules.iter().find(|r| r.point == point && r.at.is_none_or(|at| at == n)).map(|r| r.action)
+        let n = {
+            let mut hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
+            let hits = hits.entry((point, rank)).or_default();
+            *hits += 1;
+            number.unwrap_or(*hits)
+        };
+        let fits = |r: &&Rule| r.point == point && r.at.is_none_or(|at| at == n) && r.rank.is_none_or(|of| of == rank);
+        self.rules.iter().find(fits).map(|r| r.action)
     }
 }
 
@@ -224,6 +247,13 @@ fn parse_rule(item: &str) -> std::result::Result<Rule, String> {
         return Err(format!("no failpoint is called `{name}`{hint}; there are: {}", names.join(", ")));
     };
     let kind = POINTS[point].kind;
+    let (rest, rank) = match rest.split_once('/') {
+        None => (rest, None),
+        Some((rest, of)) => match of.strip_prefix("rank").and_then(|n| n.parse().ok()) {
+            Some(rank) => (rest, Some(rank)),
+            None => return Err(format!("`/{of}` in `{item}` is not a rank, as in /rank1")),
+        },
+    };
     let (action_text, at) = match rest.split_once('@') {
         None => (rest, None),
         Some((action, n)) => {
@@ -239,7 +269,7 @@ fn parse_rule(item: &str) -> std::result::Result<Rule, String> {
         let writers: Vec<&str> = POINTS.iter().filter(|p| p.kind == Kind::Write).map(|p| p.name).collect();
         return Err(format!("`{action_text}` needs a point that writes ({}), `{name}` is not one", writers.join(", ")));
     }
-    Ok(Rule { point, action, at })
+    Ok(Rule { point, action, at, rank })
 }
 
 fn parse_action(text: &str) -> std::result::Result<Action, String> {
@@ -249,6 +279,7 @@ fn parse_action(text: &str) -> std::result::Result<Action, String> {
     };
     match (word, value) {
         ("kill", None) => Ok(Action::Kill),
+        ("panic", None) => Ok(Action::Panic),
         ("error", None) => Ok(Action::Error),
         ("enospc", None) => Ok(Action::NoSpace),
         ("partial", None) => Ok(Action::Partial),
@@ -288,18 +319,29 @@ mod tests {
     #[test]
     fn actions_fire_at_their_hit_only() {
         let plan = Plan::parse("ckpt.write:enospc@3, step:kill@7,ckpt.begin:sleep=200ms,ckpt.retain:exit=3").unwrap();
-        let write: Vec<_> = (0..4).map(|_| plan.action_at("ckpt.write", None)).collect();
+        let write: Vec<_> = (0..4).map(|_| plan.action_at("ckpt.write", None, 0)).collect();
         assert_eq!(write, [None, None, Some(Action::NoSpace), None]);
         // A numbered point looks at its number, not at how often it was passed.
-        assert_eq!(plan.action_at("step", Some(6)), None);
-        assert_eq!(plan.action_at("step", Some(7)), Some(Action::Kill));
-        assert_eq!(plan.action_at("step", Some(8)), None);
+        assert_eq!(plan.action_at("step", Some(6), 0), None);
+        assert_eq!(plan.action_at("step", Some(7), 0), Some(Action::Kill));
+        assert_eq!(plan.action_at("step", Some(8), 0), None);
         // Without @n: every time.
         for _ in 0..2 {
-            assert_eq!(plan.action_at("ckpt.begin", None), Some(Action::Sleep(Duration::from_millis(200))));
-            assert_eq!(plan.action_at("ckpt.retain", None), Some(Action::Exit(3)));
+            assert_eq!(plan.action_at("ckpt.begin", None, 0), Some(Action::Sleep(Duration::from_millis(200))));
+            assert_eq!(plan.action_at("ckpt.retain", None, 0), Some(Action::Exit(3)));
         }
-        assert_eq!(plan.action_at("ckpt.after_file", None), None);
+        assert_eq!(plan.action_at("ckpt.after_file", None, 0), None);
+    }
+
+    #[test]
+    fn a_rule_of_a_rank_counts_that_ranks_hits() {
+        let plan = Plan::parse("comm:panic@2/rank1,step:error@3/rank0").unwrap();
+        let of = |rank| plan.action_at("comm", None, rank);
+        assert_eq!((of(0), of(0), of(0)), (None, None, None));
+        assert_eq!((of(1), of(1), of(1)), (None, Some(Action::Panic), None));
+        assert_eq!(plan.action_at("step", Some(3), 1), None);
+        assert_eq!(plan.action_at("step", Some(3), 0), Some(Action::Error));
+        assert!(refused("comm:kill/1").contains("`/1` in `comm:kill/1` is not a rank"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `zaya`: pretraining of ZAYA mixture-of-experts models. The map of the rooms is in `docs/ARCHITECTURE.md`.
 
 #[macro_use]
-mod print;
+pub mod print;
 
 pub mod bench;
 pub mod checkpoint;

@@ -2,7 +2,9 @@
 //! and tokens that are made up; no data is read.
 
 pub mod case;
+mod collectives;
 mod gemm;
+mod ranks;
 mod report;
 mod step;
 mod synthetic;
@@ -15,6 +17,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 
 pub use case::Case;
+pub use collectives::{CollectiveLine, Collectives};
+pub use ranks::RanksLine;
 pub use report::*;
 pub use timing::Times;
 
@@ -28,6 +32,8 @@ pub enum Part {
     Gemm,
     Verbs,
     Step,
+    Collectives,
+    Ranks,
 }
 
 #[derive(Debug, Clone)]
@@ -35,6 +41,8 @@ pub struct Options {
     /// Parts of the recipe's benchmark.
     pub parts: Vec<Part>,
     pub cases: Vec<Case>,
+    /// Of `Collectives` and `Ranks`.
+    pub ranks: usize,
     /// Of each measurement.
     pub seconds: f64,
 }
@@ -55,12 +63,24 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         }
         None => None,
     };
+    let ranks = match recipe.filter(|_| wants(Part::Ranks)) {
+        Some(recipe) => {
+            progress(&format!("a step on {} ranks and on one", options.ranks));
+            Some(ranks::measure(recipe, options.ranks, rayon::current_num_threads(), 4.0 * STEP_TIMES * seconds)?)
+        }
+        None => None,
+    };
+    let collectives = match wants(Part::Collectives) {
+        true => Some(collectives::measure(options.ranks, seconds, progress)?),
+        false => None,
+    };
     let mut cases = Vec::with_capacity(options.cases.len());
     for case in &options.cases {
         progress(&case.to_string());
         cases.push(case.measure(seconds)?);
     }
-    let peaks = (!options.parts.is_empty()).then(|| {
+    let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks));
+    let peaks = needs_peaks.then(|| {
         progress("the machine");
         Peaks::measure(10.0 * seconds)
     });
@@ -82,6 +102,8 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         recipe: recipe.map(RecipeShape::of),
         gemm,
         verbs,
+        collectives,
+        ranks,
         step: step.map(|(s, precision)| s.against(peaks.as_ref(), precision)),
         peaks,
         cases,

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::collectives::Collectives;
+use super::ranks::RanksLine;
 use super::table;
 use super::timing::Times;
 use crate::machine::{Cpu, Peaks};
@@ -30,6 +32,10 @@ pub struct Report {
     pub verbs: Option<Vec<VerbLine>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<Collectives>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RanksLine>,
     pub cases: Vec<CaseLine>,
 }
 

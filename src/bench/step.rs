@@ -10,10 +10,12 @@ use super::timing::{Times, cpu_seconds, peak_resident_bytes};
 use crate::error::bad_input;
 use crate::machine;
 use crate::model::init::initial_values;
+use crate::model::peers::Peers;
 use crate::model::stack::MicroBatch;
 use crate::model::{Cx, ParamStore, ParamTable};
 use crate::optim::schedule::Schedule;
 use crate::optim::update::{ADAMW, MUON};
+use crate::parallel::{Alone, Cutting, Layout};
 use crate::plan::{Flops, memory};
 use crate::recipe::Recipe;
 use crate::tensor::Backend;
@@ -31,10 +33,19 @@ const LEAST_STEPS: usize = 3;
 
 /// The native engine, with routes that are dealt out evenly in place of the routers' own: those of a router that has not
 /// learned yet send most tokens to a few experts, and another number of them at every step. All of the router is computed.
-struct EvenRoutes {
+pub(super) struct EvenRoutes {
     native: Native<Cpu>,
     /// One entry per block, for every micro-batch alike.
     routes: Vec<PinnedRoutes>,
+}
+
+impl EvenRoutes {
+    /// For micro-batches of `tokens` rows. `sharing`: as in [`Step`](crate::train::backend::Step).
+    pub(super) fn new(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, tokens: usize) -> Result<Self> {
+        let model = &recipe.model;
+        let routes = (0..model.num_blocks() as u64).map(|i| synthetic::even_routes(i, tokens, model.num_experts)).collect();
+        Ok(Self { native: native(recipe, sharing)?, routes })
+    }
 }
 
 impl Engine for EvenRoutes {
@@ -50,15 +61,16 @@ impl Engine for EvenRoutes {
         grads: &mut ParamStore<Cpu>,
         batch: &Batch,
         grad_scale: f32,
+        peers: Peers<'_, Cpu>,
     ) -> Result<MicroBatch> {
         let Native { backend, model } = &self.native;
         let rows = backend.rows(batch)?;
-        let cx = Cx { pinned: Some(&self.routes), ..Cx::new(backend, params, &rows) };
+        let cx = Cx { pinned: Some(&self.routes), peers, ..Cx::new(backend, params, &rows) };
         Ok(model.forward_backward(&cx, grads, grad_scale)?.0)
     }
 
-    fn loss(&self, params: &ParamStore<Cpu>, batch: &Batch) -> Result<Loss> {
-        self.native.loss(params, batch)
+    fn loss(&self, params: &ParamStore<Cpu>, batch: &Batch, peers: Peers<'_, Cpu>) -> Result<Loss> {
+        self.native.loss(params, batch, peers)
     }
 }
 
@@ -78,10 +90,7 @@ pub fn measure(recipe: &Recipe, seconds: f64) -> Result<StepLine> {
     refuse_too_large(recipe, &table)?;
     let (model, train) = (&recipe.model, &recipe.train);
     let tokens = train.micro_batch * train.seq_len;
-    let engine = EvenRoutes {
-        native: native(recipe)?,
-        routes: (0..model.num_blocks() as u64).map(|i| synthetic::even_routes(i, tokens, model.num_experts)).collect(),
-    };
+    let engine = EvenRoutes::new(recipe, None, tokens)?;
     let mut state = TrainState::new(engine.backend(), model, &balance_config(recipe), |id| {
         Ok(initial_values(&table.specs[id], model, recipe.run.seed))
     })?;
@@ -95,7 +104,7 @@ pub fn measure(recipe: &Recipe, seconds: f64) -> Result<StepLine> {
         let lr = schedule.lr_at(state.step);
         trace::start();
         let (started, cpu_before) = (Instant::now(), cpu_seconds());
-        let done = step(&engine, &mut state, &cfg, &batches, lr, &|| false);
+        let done = step(&engine, &mut state, &cfg, &Alone::new(&table), &batches, lr, &|| false);
         let (wall, cpu) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
         let trace = trace::finish();
         let updated = done?.is_some_and(|report| report.updated);
@@ -148,7 +157,7 @@ fn middle(rounds: &mut [Round]) -> Round {
 
 /// A model of a cluster's size would be killed for its memory after minutes of filling it.
 fn refuse_too_large(recipe: &Recipe, table: &ParamTable) -> Result<()> {
-    let needed: u64 = memory::parts(recipe, table)?.iter().map(|p| p.bytes).sum();
+    let needed: u64 = memory::parts(recipe, table, None)?.iter().map(|p| p.bytes).sum();
     match machine::available_memory() {
         Some(free) if needed > free => Err(bad_input(format!(
             "cannot measure a whole step of this recipe: training it takes about {:.1} GiB, and this machine has {:.1} GiB free. \

@@ -25,7 +25,7 @@ pub fn batch(stream: u64, vocab: usize, sequences: usize, seq: usize) -> Batch {
     let token = |i: usize| (hash(stream, &[i as u64]) % vocab as u64) as u32;
     let ids: Vec<u32> = (0..sequences * seq).map(token).collect();
     let labels = (0..ids.len()).map(|i| token(i + 1) as i64).collect();
-    Batch { batch: sequences, seq, past: 0, ids, labels, valid: Vec::new(), doc_start: Vec::new() }
+    Batch { batch: sequences, seq, ids, labels, ..Batch::default() }
 }
 
 /// Routes that give every expert the same number of tokens, none skipped, in no order.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use super::collectives::Collectives;
+use super::ranks::RanksLine;
 use super::report::{CaseLine, GemmLine, Report, StepLine, VerbLine};
 use crate::machine::{ComputePeak, Peak, Peaks};
 use crate::tensor::backend::Precision;
@@ -26,10 +28,41 @@ pub fn of(report: &Report) -> String {
     if let Some(line) = &report.step {
         step(&mut out, line);
     }
+    if let Some(line) = &report.ranks {
+        ranks(&mut out, line);
+    }
+    if let Some(found) = &report.collectives {
+        collectives(&mut out, found);
+    }
     if !report.cases.is_empty() {
         cases(&mut out, &report.cases);
     }
     out
+}
+
+fn ranks(out: &mut String, l: &RanksLine) {
+    let _ = writeln!(out, "\n# A step of {} tokens on {} ranks and on one, in alternating rounds\n", l.tokens, l.ranks);
+    let many = format!("{} ranks of {} threads (cp {}, ep {})", l.ranks, l.threads_per_rank, l.cp, l.ep);
+    let one = format!("1 rank of {} threads", l.ranks * l.threads_per_rank);
+    for (name, time, rate) in [(many, l.step_s, l.tokens_per_s), (one, l.one_rank_step_s, l.one_rank_tokens_per_s)] {
+        let _ = writeln!(out, "{name:<40} {:>11} {rate:>10.0} tokens/s", seconds(time));
+    }
+    let _ = writeln!(out, "ratio {:.3}; {} rounds", l.ratio, l.rounds);
+    let (gradients, weights) = (percent(l.gradient_wait), percent(l.weight_wait));
+    let _ = writeln!(out, "the first rank stood still for gradients {gradients} and for weights {weights} of a step");
+}
+
+fn collectives(out: &mut String, found: &Collectives) {
+    let _ = writeln!(out, "\n# Collectives between {} ranks that are threads\n", found.ranks);
+    let _ = writeln!(out, "{:<16} {:>10} {:>11} {:>9} {:>11} {:>9}", "", "size", "time", "GB/s", "as a copy", "of that");
+    for l in &found.lines {
+        let size = bytes(l.bytes as u64);
+        let (time, copy) = (seconds(l.median_s), seconds(l.limit_s));
+        let _ =
+            writeln!(out, "{:<16} {size:>10} {time:>11} {:>9.2} {copy:>11} {:>9}", l.name, l.gbytes_per_s, percent(l.fraction));
+    }
+    let _ = writeln!(out, "as a copy: all ranks at once copy as many bytes as each of them must receive");
+    let _ = writeln!(out, "gradient buckets: parallel.bucket_mib = {} travels at 0.9 of the best rate or more", found.bucket_mib);
 }
 
 fn machine(out: &mut String, p: &Peaks) {

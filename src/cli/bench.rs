@@ -16,8 +16,12 @@ use crate::recipe;
 /// data is needed; tokens are made up. docs/BENCH.md explains every figure and the document that --json writes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// What is measured, as --parts.
+    #[arg(value_enum, value_name = "PART")]
+    only: Vec<PartName>,
+
     /// The recipe whose model and geometry are measured.
-    #[arg(long, value_name = "FILE", required_unless_present = "case")]
+    #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
 
     /// Writes a value over the recipe's: --set train.precision=bf16. May be given many times.
@@ -28,9 +32,13 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 
-    /// What is measured [default: all of them; none when only --case is given]
+    /// What is measured [default: all that is measured on one rank; none when only --case is given]
     #[arg(long, value_enum, value_delimiter = ',')]
     parts: Vec<PartName>,
+
+    /// Ranks of the parts `collectives` and `ranks`, as threads of this process.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::pretrain::parse_ranks)]
+    ranks: usize,
 
     /// One kernel at a given shape, such as gemm:m=4096,n=256,k=256 or
     /// linear_ce:tokens=4096,dim=256,vocab=32768,precision=bf16. May be given many times.
@@ -56,6 +64,10 @@ enum PartName {
     Verbs,
     /// A whole optimizer step.
     Step,
+    /// Collectives between ranks, against what they can copy; the size of gradient buckets that follows.
+    Collectives,
+    /// A whole step on several ranks, against one rank with all their threads.
+    Ranks,
 }
 
 impl PartName {
@@ -65,6 +77,8 @@ impl PartName {
             Self::Gemm => Part::Gemm,
             Self::Verbs => Part::Verbs,
             Self::Step => Part::Step,
+            Self::Collectives => Part::Collectives,
+            Self::Ranks => Part::Ranks,
         }
     }
 }
@@ -78,7 +92,12 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         return Err(bad_input("zaya bench measures zaya's own kernels: leave --backend out"));
     }
     let recipe = args.recipe.as_deref().map(|path| recipe::load(path, &args.set)).transpose()?;
-    if let Some(part) = args.parts.iter().find(|p| **p != PartName::Machine && recipe.is_none()) {
+    let asked: Vec<PartName> = args.only.iter().chain(&args.parts).copied().collect();
+    if asked.is_empty() && args.case.is_empty() && recipe.is_none() {
+        return Err(bad_input("what is to be measured? Name a recipe with --recipe FILE, a kernel with --case, or a part"));
+    }
+    let needs_recipe = |p: &PartName| !matches!(p, PartName::Machine | PartName::Collectives);
+    if let Some(part) = asked.iter().find(|p| needs_recipe(p) && recipe.is_none()) {
         let name = part.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         return Err(bad_input(format!("--parts {name} measures the model of a recipe: name one with --recipe FILE")));
     }
@@ -86,11 +105,11 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     if let Some(path) = args.json.as_deref().filter(|_| !to_stdout) {
         super::claim_output(path)?;
     }
-    let parts = match args.parts.as_slice() {
-        [] if args.case.is_empty() => PartName::value_variants().iter().map(|p| p.part()).collect(),
+    let parts = match asked.as_slice() {
+        [] if args.case.is_empty() => vec![Part::Machine, Part::Gemm, Part::Verbs, Part::Step],
         given => given.iter().map(|p| p.part()).collect(),
     };
-    let options = Options { parts, cases: args.case, seconds: args.seconds };
+    let options = Options { parts, cases: args.case, ranks: args.ranks, seconds: args.seconds };
     let threads = args.threads.or_else(|| recipe.as_ref()?.train.threads);
     let progress = |what: &str| tell!("measuring {what}");
     let report = super::in_pool(threads, || bench::run(recipe.as_ref(), &options, &progress))?;

@@ -46,7 +46,12 @@ pub struct Args {
     #[arg(long, value_name = "hf:DIR", value_parser = parse_init_from)]
     pub init_from: Option<InitFrom>,
 
-    /// Threads of the CPU backend. Goes before the recipe's `train.threads`.
+    /// Ranks to train on, as threads of this process, each with its part of the threads. How they share the work, the recipe's
+    /// [parallel] says.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_ranks)]
+    pub ranks: usize,
+
+    /// Threads of the CPU backend, of all ranks together. Goes before the recipe's `train.threads`.
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub threads: Option<usize>,
 
@@ -73,6 +78,10 @@ fn parse_init_from(text: &str) -> Result<InitFrom, String> {
     }
 }
 
+pub(super) fn parse_ranks(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| "expected a number of ranks from 1 to 1024".to_string())
+}
+
 fn parse_threads(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| (1..=65_536).contains(n)).ok_or_else(|| "expected a number of threads, at least 1".to_string())
 }
@@ -91,7 +100,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         tell!("warning: {warning}");
     }
     if args.dry_run {
-        return dry_run(&recipe);
+        return dry_run(&recipe, args.ranks);
     }
     refuse_unready(&recipe)?;
     if let Some(Some(path)) = &args.profile {
@@ -102,6 +111,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
             BackendName::Cpu => EngineKind::Cpu,
             BackendName::Candle => EngineKind::Candle,
         },
+        ranks: args.ranks,
         resume: args.resume,
         stop_at: args.stop_at,
         time_limit: args.time_limit,
@@ -144,9 +154,10 @@ fn refuse_unready(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
-fn dry_run(recipe: &Recipe) -> Result<u8> {
-    let text =
-        format!("# Resolved recipe\n\n{}\n{}", recipe.to_toml(), super::in_pool(recipe.train.threads, || plan::report(recipe))?);
+fn dry_run(recipe: &Recipe, ranks: usize) -> Result<u8> {
+    let threads = train::ranks::threads_of_rank(recipe, ranks);
+    let report = super::in_pool(Some(threads), || plan::report(recipe, ranks))?;
+    let text = format!("# Resolved recipe\n\n{}\n{report}", recipe.to_toml());
     match std::io::stdout().write_all(text.as_bytes()) {
         // The reader has seen enough.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}

@@ -10,6 +10,7 @@ use crate::data::build::{Corpus, TokenizeJob, Watcher, tokenize};
 use crate::data::shard::{prefix_of, with_suffix};
 use crate::error::bad_input;
 use crate::model::ParamStore;
+use crate::parallel::Alone;
 use crate::text::Eod;
 use crate::text::corpus::Input;
 use crate::text::record::OnBad;
@@ -106,7 +107,9 @@ pub fn perplexity<E: Engine>(
         .collect::<Result<Vec<_>>>()?;
     let mut out = Vec::with_capacity(sets.len());
     for named in &sets {
-        let Some(s) = score(engine, params, named, None, options.batch, options.seq_len, &|| false)? else { continue };
+        let alone = Alone::evaluating();
+        let scored = score(engine, params, &alone, named, None, options.batch, options.seq_len, &|| false)?;
+        let Some(s) = scored else { continue };
         let loss = s.mean_loss();
         let score = Score {
             data: s.name.clone(),

@@ -15,6 +15,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::hf::Layout;
 use crate::hf::names::file_tensors;
 use crate::model::params::{OptimKind, ParamTable};
+use crate::model::peers::Peers;
 use crate::model::reference::Reference;
 use crate::model::{Cx, Model, ModelConfig, ParamStore};
 use crate::tensor::backend::{Backend, Batch, PinnedRoutes, Precision};
@@ -50,7 +51,8 @@ pub fn trace_cpu(r: &Request) -> Result<Trace> {
     let params = ParamStore::from_host(&backend, &model.table, |id| Ok(r.values[id].clone()))?;
     let rows = backend.rows(r.batch)?;
     let recorder = Recorder::new(&backend, r)?;
-    let cx = Cx { backend: &backend, params: &params, rows: &rows, probe: Some(&recorder), pinned: r.pinned };
+    let cx =
+        Cx { backend: &backend, params: &params, rows: &rows, probe: Some(&recorder), pinned: r.pinned, peers: Peers::none() };
     let labels = r.batch.num_labels();
     let mut grads = Tensors::new();
     let mut loss = None;

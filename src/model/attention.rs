@@ -22,6 +22,8 @@ pub struct AttentionLayer {
 pub struct AttentionSaved<B: Backend> {
     input: Normed<B>,
     x: CcaIn<B::Buf>,
+    /// From the chunks before, in context parallelism.
+    halo: Option<Halo<B::Buf>>,
     cca: B::CcaSaved,
     qkv: Qkv<B::Buf>,
     attention: B::AttentionSaved,
@@ -97,10 +99,15 @@ impl AttentionLayer {
         if let Some(probe) = cx.probe {
             probe.cca_inputs(self.block, &x);
         }
-        let (qkv, cca) = b.cca_mix(cx.rows, self.cca, x.as_ref(), self.cca_params(cx.params), None)?;
+        let halo = cx.peers.context.map(|peers| peers.halo(b, cx.rows, x.as_ref())).transpose()?;
+        let around = halo.as_ref().map(Halo::as_ref);
+        let (mut qkv, cca) = b.cca_mix(cx.rows, self.cca, x.as_ref(), self.cca_params(cx.params), around)?;
+        if let Some(peers) = cx.peers.context {
+            (qkv.k, qkv.v) = peers.gather(b, cx.rows, &qkv.k, &qkv.v)?;
+        }
         let (heads, attention) = b.causal_attention(cx.rows, self.attention, qkv.as_ref())?;
         let (out, branch) = self.finish(cx, &heads, &input.stream)?;
-        Ok((out, AttentionSaved { input, x, cca, qkv, attention, heads, branch }))
+        Ok((out, AttentionSaved { input, x, halo, cca, qkv, attention, heads, branch }))
     }
 
     /// `out`: the stream that `forward` returned, `d` its gradients. Returns the same of the input.
@@ -113,13 +120,16 @@ impl AttentionLayer {
         d: NormedGrad<B>,
     ) -> Result<(Entry<B>, NormedGrad<B>)> {
         let (b, p) = (cx.backend, cx.params);
-        let AttentionSaved { input, x, cca, qkv, attention, heads, branch } = saved;
+        let AttentionSaved { input, x, halo, cca, qkv, attention, heads, branch } = saved;
         let (d_branch, d_stream) = self.ids.merge.backward(cx, grads, &branch, &input.stream, out, self.next, d)?;
         drop(branch);
         let d_heads = b.linear_backward(&heads, &p[self.ids.o], &d_branch, &mut grads[self.ids.o])?;
         drop(d_branch);
-        let d_qkv = b.causal_attention_backward(cx.rows, self.attention, qkv.as_ref(), &heads, &attention, &d_heads)?;
+        let mut d_qkv = b.causal_attention_backward(cx.rows, self.attention, qkv.as_ref(), &heads, &attention, &d_heads)?;
         drop((heads, attention, qkv, d_heads));
+        if let Some(peers) = cx.peers.context {
+            (d_qkv.k, d_qkv.v) = peers.scatter(b, cx.rows, d_qkv.k, d_qkv.v)?;
+        }
         let [conv0_weight, conv0_bias, conv1_weight, conv1_bias, temp] = grads.many_mut([
             self.ids.conv0_weight,
             self.ids.conv0_bias,
@@ -128,8 +138,13 @@ impl AttentionLayer {
             self.ids.temp,
         ]);
         let g = CcaParams { conv0_weight, conv0_bias, conv1_weight, conv1_bias, temp };
-        let dx = b.cca_mix_backward(cx.rows, self.cca, x.as_ref(), self.cca_params(p), &cca, d_qkv.as_ref(), g)?;
-        drop((x, cca, d_qkv));
+        let around = halo.as_ref().map(Halo::as_ref);
+        let (mut dx, d_halo) =
+            b.cca_mix_backward(cx.rows, self.cca, x.as_ref(), self.cca_params(p), around, &cca, d_qkv.as_ref(), g)?;
+        drop((x, halo, cca, d_qkv));
+        if let (Some(peers), Some(d_halo)) = (cx.peers.context, d_halo) {
+            peers.return_halo(b, cx.rows, d_halo, &mut dx)?;
+        }
         let dy = [&dx.q, &dx.k, &dx.v_current, &dx.v_delayed];
         let weights = self.projections();
         let dh = b.project_backward(&input.h, weights.map(|id| &p[id]), dy, grads.many_mut(weights))?;

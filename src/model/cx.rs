@@ -1,5 +1,6 @@
 //! What every layer needs besides its own numbers: the backend, the weights, the micro-batch.
 
+use super::peers::Peers;
 use super::store::ParamStore;
 use crate::tensor::backend::{Backend, PinnedRoutes};
 
@@ -20,12 +21,13 @@ pub struct Cx<'a, B: Backend> {
     pub probe: Option<&'a dyn Probe<B>>,
     /// One entry per block: routes that replace the routers' choices.
     pub pinned: Option<&'a [PinnedRoutes]>,
+    pub peers: Peers<'a, B>,
 }
 
 impl<'a, B: Backend> Cx<'a, B> {
-    /// For training and plain evaluation.
+    /// For training and plain evaluation on one rank.
     pub fn new(backend: &'a B, params: &'a ParamStore<B>, rows: &'a B::Rows) -> Self {
-        Self { backend, params, rows, probe: None, pinned: None }
+        Self { backend, params, rows, probe: None, pinned: None, peers: Peers::none() }
     }
 
     /// Shows a buffer to the probe, if there is one.

@@ -7,6 +7,7 @@ pub mod init;
 pub mod merge;
 pub mod moe;
 pub mod params;
+pub mod peers;
 pub mod presets;
 pub mod reference;
 pub mod stack;

@@ -1,11 +1,12 @@
 //! The mixture-of-experts sub-layer of a block: norm, router with depth averaging, top-1 experts, residual merge (spec 1.6).
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::config::{ModelConfig, SkipMode};
 use super::cx::Cx;
 use super::merge::{Entry, Norm, Normed, NormedGrad};
-use super::params::MoeIds;
+use super::params::{MoeIds, ParamId};
+use super::peers::Exchanged;
 use super::store::ParamStore;
 use crate::tensor::backend::{Backend, RouterParams};
 
@@ -25,8 +26,14 @@ pub struct MoeSaved<B: Backend> {
     prev: Option<B::Buf>,
     routing: B::Routing,
     route: B::RouteSaved,
-    experts: B::ExpertSaved,
+    experts: ExpertsSaved<B>,
     branch: B::Buf,
+}
+
+/// Of experts that are all here, or of rows that went to where they are.
+enum ExpertsSaved<B: Backend> {
+    Here(B::ExpertSaved),
+    Exchanged(Exchanged<B>),
 }
 
 /// What a recomputation begins with: the stream, and the router state of the block before.
@@ -90,6 +97,12 @@ impl MoeLayer {
         RouterParams { down_weight, down_bias, gamma, norm, fc1_weight, fc1_bias, fc2_weight, fc2_bias, out }
     }
 
+    /// Table entries of the experts that are here: the first, and how many.
+    fn experts<B: Backend>(&self, cx: &Cx<B>) -> (ParamId, usize) {
+        let local = cx.peers.experts.map_or(0..self.num_experts, |peers| peers.local());
+        (self.ids.experts + 2 * local.start, 2 * local.len())
+    }
+
     /// `prev`: router state of the block before, `[T, R]`. Also returns the own one.
     pub fn forward<B: Backend>(
         &self,
@@ -111,7 +124,18 @@ impl MoeLayer {
         if let Some(probe) = cx.probe {
             probe.routing(i, &routing, &route, &state);
         }
-        let (branch, experts) = b.expert_ffn(&input.h, &routing, p.range(self.ids.experts, 2 * self.num_experts), self.skip)?;
+        let (first, count) = self.experts(cx);
+        let experts = p.range(first, count);
+        let (branch, experts) = match cx.peers.experts {
+            None => {
+                let (branch, saved) = b.expert_ffn(&input.h, &routing, experts, self.skip)?;
+                (branch, ExpertsSaved::Here(saved))
+            }
+            Some(peers) => {
+                let (branch, saved) = peers.forward(b, cx.rows, &input.h, &routing, experts, self.skip)?;
+                (branch, ExpertsSaved::Exchanged(saved))
+            }
+        };
         cx.see(|| format!("layers.{i}.moe.out"), &branch);
         let out = self.ids.merge.forward(cx, &branch, &input.stream, self.next)?;
         cx.see(|| format!("layers.{i}.stream_out.out"), &out.stream);
@@ -134,16 +158,18 @@ impl MoeLayer {
         let MoeSaved { input, prev, routing, route, experts, branch } = saved;
         let (d_branch, d_stream) = self.ids.merge.backward(cx, grads, &branch, &input.stream, out, self.next, d)?;
         drop(branch);
-        let n = 2 * self.num_experts;
-        let (mut dh, d_prob) = b.expert_ffn_backward(
-            &input.h,
-            &routing,
-            p.range(self.ids.experts, n),
-            self.skip,
-            &experts,
-            &d_branch,
-            grads.range_mut(self.ids.experts, n),
-        )?;
+        let (first, n) = self.experts(cx);
+        let weights = p.range(first, n);
+        let (mut dh, d_prob) = match (&experts, cx.peers.experts) {
+            (ExpertsSaved::Exchanged(saved), Some(peers)) => {
+                peers.backward(b, &input.h, &routing, weights, self.skip, saved, &d_branch, first, grads)?
+            }
+            (ExpertsSaved::Here(saved), _) => {
+                let g = grads.range_mut(first, n);
+                b.expert_ffn_backward(&input.h, &routing, weights, self.skip, saved, &d_branch, g)?
+            }
+            (ExpertsSaved::Exchanged(_), None) => bail!("rows of an exchange without the ranks it was made with"),
+        };
         drop((d_branch, experts));
         let d_prev = b.route_backward(
             &input.h,

@@ -9,6 +9,7 @@ use super::cx::Cx;
 use super::merge::{Entry, Norm, Normed, NormedGrad};
 use super::moe::{MoeInput, MoeLayer, MoeSaved};
 use super::params::ParamTable;
+use super::peers::Stage;
 use super::store::ParamStore;
 use crate::tensor::backend::{Backend, Loss};
 
@@ -79,6 +80,10 @@ impl Model {
         Self { recompute, ..self }
     }
 
+    fn reach<B: Backend>(&self, cx: &Cx<B>, stage: Stage, grads: Option<&ParamStore<B>>) -> Result<()> {
+        cx.peers.stages.map_or(Ok(()), |stages| stages.reach(stage, cx.params, grads))
+    }
+
     /// The norm that reads the stream first.
     fn first_norm(&self) -> Norm {
         let weight = self.table.blocks.first().map_or(self.table.final_norm, |b| b.attention.norm);
@@ -88,6 +93,7 @@ impl Model {
     /// The stream that enters block 0, and the embedding before its scale and bias.
     fn enter<B: Backend>(&self, cx: &Cx<B>) -> Result<(Normed<B>, B::Buf)> {
         let (b, p) = (cx.backend, cx.params);
+        self.reach(cx, Stage::Enter, None)?;
         let embedded = b.embed(cx.rows, &p[self.table.embed])?;
         cx.see(|| "embed.out".into(), &embedded);
         let stream = b.affine(&embedded, &p[self.table.input_scale], &p[self.table.input_bias])?;
@@ -98,7 +104,8 @@ impl Model {
     /// All blocks; `keep` gets what each one needs in its backward. Returns the normed final hidden states.
     fn run<B: Backend>(&self, cx: &Cx<B>, mut x: Normed<B>, mut keep: impl FnMut(BlockSaved<B>)) -> Result<Normed<B>> {
         let mut state = None;
-        for (attention, moe) in &self.blocks {
+        for (i, (attention, moe)) in self.blocks.iter().enumerate() {
+            self.reach(cx, Stage::Forward(i), None)?;
             let (after, saved) = attention.forward(cx, x)?;
             let attention = match self.recompute {
                 Recompute::None => Kept::Saved(saved),
@@ -112,6 +119,7 @@ impl Model {
             keep(BlockSaved { attention, moe });
             (x, state) = (out, Some(next_state));
         }
+        self.reach(cx, Stage::Head, None)?;
         cx.see(|| "final_norm.out".into(), &x.h);
         Ok(x)
     }
@@ -169,6 +177,7 @@ impl Model {
                 Kept::Input(stream) => attention.forward(cx, normed(stream, ids.attention.norm)?)?.1,
             };
             (out, d) = attention.backward(cx, grads, attention_saved, &out, d)?;
+            self.reach(cx, Stage::Backward(i), Some(grads))?;
         }
         let norm = self.first_norm().weight;
         let mut d_stream = b.rms_norm_backward(&out.stream, &p[norm], &out.norm, &d.dh, &mut grads[norm])?;
@@ -181,6 +190,7 @@ impl Model {
         let d_embedded =
             b.affine_backward(&saved.embedded, &p[table.input_scale], &p[table.input_bias], &d_stream, d_scale, d_bias)?;
         b.embed_backward(cx.rows, &d_embedded, self.config.pad_token_id, &mut grads[table.embed])?;
+        self.reach(cx, Stage::Complete, Some(grads))?;
         Ok((MicroBatch { loss, expert_counts }, y))
     }
 
@@ -199,5 +209,56 @@ impl Model {
             (x, state) = (out, Some(next_state));
         }
         Ok(x.h)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::AttentionKind;
+    use super::super::init::initial_values;
+    use super::super::presets;
+    use super::*;
+    use crate::tensor::backend::{Batch, Precision};
+    use crate::tensor::cpu::Cpu;
+
+    fn config() -> ModelConfig {
+        ModelConfig {
+            vocab_size: 11,
+            hidden_size: 12,
+            num_query_heads: 2,
+            num_kv_heads: 1,
+            head_dim: 4,
+            num_experts: 3,
+            expert_width: 8,
+            router_width: 6,
+            attention: vec![AttentionKind::Full, AttentionKind::Sliding],
+            sliding_window: Some(4),
+            max_position_embeddings: 16,
+            ..presets::bench_15m()
+        }
+    }
+
+    /// A rank whose share of a step is empty takes part in it all the same.
+    #[test]
+    fn a_batch_without_tokens_has_no_loss_and_no_gradients() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            for recompute in [Recompute::None, Recompute::All] {
+                let b = Cpu::with_head(precision, precision);
+                let model = Model::new(config()).with_recompute(recompute);
+                let initial = |id| Ok(initial_values(&model.table.specs[id], &model.config, 1));
+                let params = ParamStore::from_host(&b, &model.table, initial).unwrap();
+                let mut grads = ParamStore::zeros(&b, &model.table).unwrap();
+                let rows = b.rows(&Batch { batch: 0, seq: 8, ..Batch::default() }).unwrap();
+                let cx = Cx::new(&b, &params, &rows);
+                let (out, y) = model.forward_backward(&cx, &mut grads, 1.0).unwrap();
+                assert_eq!(out.loss, Loss::default());
+                assert!(out.expert_counts.len() == 2 && out.expert_counts.iter().flatten().all(|n| *n == 0));
+                assert_eq!(b.shape(&y), [0, 12]);
+                assert!(grads.iter_mut().all(|g| b.sq_norm(g).unwrap() == 0.0));
+                assert_eq!(model.loss(&cx).unwrap(), Loss::default());
+                assert_eq!(b.shape(&model.logits(&cx).unwrap()), [0, 11]);
+                assert_eq!(b.shape(&model.decode(&cx, 0, &mut model.cache()).unwrap()), [0, 12]);
+            }
+        }
     }
 }

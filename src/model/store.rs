@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use anyhow::Result;
 
-use super::params::{ParamId, ParamTable};
+use super::params::{ParamId, ParamSpec, ParamTable};
 use crate::tensor::Backend;
 
 /// Buffers in table order.
@@ -15,17 +15,46 @@ pub struct ParamStore<B: Backend> {
 impl<B: Backend> ParamStore<B> {
     /// All zero.
     pub fn zeros(backend: &B, table: &ParamTable) -> Result<Self> {
-        let bufs = table.specs.iter().map(|s| backend.zeros(s.matrix_shape()[0], s.matrix_shape()[1])).collect::<Result<_>>()?;
-        Ok(Self { bufs })
+        Self::zeros_of(backend, table, |_| true)
+    }
+
+    /// Zeros of the parameters that `holds` names; the others are empty.
+    pub fn zeros_of(backend: &B, table: &ParamTable, holds: impl Fn(ParamId) -> bool) -> Result<Self> {
+        let zeros = |(id, s): (ParamId, &ParamSpec)| {
+            let [rows, cols] = s.matrix_shape();
+            backend.zeros(if holds(id) { rows } else { 0 }, cols)
+        };
+        Ok(Self { bufs: table.specs.iter().enumerate().map(zeros).collect::<Result<_>>()? })
+    }
+
+    /// Zeros of the same shapes.
+    pub fn zeros_like(&self, backend: &B) -> Result<Self> {
+        let zeros = |b: &B::Buf| backend.zeros(backend.shape(b)[0], backend.shape(b)[1]);
+        Ok(Self { bufs: self.bufs.iter().map(zeros).collect::<Result<_>>()? })
     }
 
     /// Each parameter from the host, in table order.
-    pub fn from_host(backend: &B, table: &ParamTable, mut values: impl FnMut(ParamId) -> Result<Vec<f32>>) -> Result<Self> {
-        let upload = |(id, s): (usize, &super::params::ParamSpec)| {
+    pub fn from_host(backend: &B, table: &ParamTable, values: impl FnMut(ParamId) -> Result<Vec<f32>>) -> Result<Self> {
+        Self::from_host_of(backend, table, |_| true, values)
+    }
+
+    /// The parameters that `holds` names from the host; the others are empty, and not asked for.
+    pub fn from_host_of(
+        backend: &B,
+        table: &ParamTable,
+        holds: impl Fn(ParamId) -> bool,
+        mut values: impl FnMut(ParamId) -> Result<Vec<f32>>,
+    ) -> Result<Self> {
+        let upload = |(id, s): (ParamId, &ParamSpec)| {
             let [rows, cols] = s.matrix_shape();
-            backend.upload(&values(id)?, rows, cols)
+            if holds(id) { backend.upload(&values(id)?, rows, cols) } else { backend.zeros(0, cols) }
         };
         Ok(Self { bufs: table.specs.iter().enumerate().map(upload).collect::<Result<_>>()? })
+    }
+
+    /// `self += other`, of equal shapes.
+    pub fn add_assign(&mut self, backend: &B, other: &Self) -> Result<()> {
+        self.bufs.iter_mut().zip(&other.bufs).try_for_each(|(a, b)| backend.add_assign(a, b))
     }
 
     /// Sets every buffer to zero.

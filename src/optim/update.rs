@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 
-use crate::model::params::{OptimKind, ParamGroup, ParamSpec, ParamTable};
+use crate::model::params::{OptimKind, ParamGroup, ParamId, ParamSpec, ParamTable};
 use crate::model::store::ParamStore;
+use crate::parallel::zero::{self, Ownership};
 use crate::tensor::backend::{AdamWStep, Backend, MuonItem, MuonStep};
 use crate::tensor::trace;
 
@@ -57,8 +58,9 @@ pub enum Moments<B: Backend> {
 }
 
 impl<B: Backend> Moments<B> {
-    fn zeros(backend: &B, spec: &ParamSpec) -> Result<Self> {
-        let [rows, cols] = spec.matrix_shape();
+    /// Of `rows` rows, those that are updated here.
+    fn zeros(backend: &B, spec: &ParamSpec, rows: usize) -> Result<Self> {
+        let cols = spec.matrix_shape()[1];
         Ok(match spec.optim {
             OptimKind::Muon => Self::Muon { momentum: backend.zeros(rows, cols)? },
             OptimKind::AdamW => Self::AdamW { m: backend.zeros(rows, cols)?, v: backend.zeros(rows, cols)? },
@@ -92,15 +94,25 @@ pub struct OptimizerState<B: Backend> {
     pub router_updates: u64,
 }
 
-/// Norm of the gradient over every parameter that is about to be updated, each counted once, in f64.
-pub fn grad_norm<B: Backend>(backend: &B, table: &ParamTable, grads: &ParamStore<B>, router_frozen: bool) -> Result<f64> {
-    let mut sum = 0.0;
-    for (id, spec) in table.specs.iter().enumerate() {
-        if is_updated(spec, router_frozen) {
-            sum += backend.sq_norm(&grads[id])?;
+/// Norm of the gradient over every parameter that is about to be updated, each counted once, in f64. Each rank brings the sums of
+/// the blocks it owns, and `share` adds up what all of them bring: the blocks are the same in every layout, and so is the order
+/// in which their sums are added.
+pub fn grad_norm<B: Backend>(
+    backend: &B,
+    table: &ParamTable,
+    grads: &ParamStore<B>,
+    ownership: &Ownership,
+    router_frozen: bool,
+    share: impl FnOnce(&mut [f64]) -> Result<()>,
+) -> Result<f64> {
+    let mut sums = Vec::new();
+    for (id, spec) in table.specs.iter().enumerate().filter(|(_, spec)| is_updated(spec, router_frozen)) {
+        for rows in zero::blocks_of(spec) {
+            sums.push(if ownership.owns(id, &rows) { backend.sq_norm_rows(&grads[id], rows)? } else { 0.0 });
         }
     }
-    Ok(sum.sqrt())
+    share(&mut sums)?;
+    Ok(sums.iter().sum::<f64>().sqrt())
 }
 
 fn is_updated(spec: &ParamSpec, router_frozen: bool) -> bool {
@@ -113,12 +125,15 @@ pub fn clip_factor(norm: f64, clip: Option<f64>) -> f64 {
 }
 
 impl<B: Backend> OptimizerState<B> {
-    pub fn zeros(backend: &B, table: &ParamTable) -> Result<Self> {
-        let moments = table.specs.iter().map(|s| Moments::zeros(backend, s)).collect::<Result<_>>()?;
+    /// Of what `ownership` says is updated here.
+    pub fn zeros(backend: &B, table: &ParamTable, ownership: &Ownership) -> Result<Self> {
+        let zeros = |(id, s): (ParamId, &ParamSpec)| Moments::zeros(backend, s, ownership.num_rows(id));
+        let moments = table.specs.iter().enumerate().map(zeros).collect::<Result<_>>()?;
         Ok(Self { moments, updates: 0, router_updates: 0 })
     }
 
-    /// Updates `params` by `grads * grad_scale`. A matrix whose gradient is zero only decays (its Newton-Schulz is zero).
+    /// Updates the rows of `params` that `ownership` names by `grads * grad_scale`. A matrix whose gradient is zero only decays
+    /// (its Newton-Schulz is zero).
     #[allow(clippy::too_many_arguments)]
     pub fn update(
         &mut self,
@@ -126,6 +141,7 @@ impl<B: Backend> OptimizerState<B> {
         table: &ParamTable,
         params: &mut ParamStore<B>,
         grads: &ParamStore<B>,
+        ownership: &Ownership,
         cfg: &OptimizerConfig,
         lr: f64,
         grad_scale: f64,
@@ -138,7 +154,7 @@ impl<B: Backend> OptimizerState<B> {
         let adamw = trace::phase(ADAMW);
         for (id, (weight, moments)) in params.iter_mut().zip(&mut self.moments).enumerate() {
             let spec = &table.specs[id];
-            if !is_updated(spec, router_frozen) {
+            if !is_updated(spec, router_frozen) || ownership.num_rows(id) == 0 {
                 continue;
             }
             let grad = &grads[id];
@@ -157,7 +173,11 @@ impl<B: Backend> OptimizerState<B> {
                         t: if spec.group == ParamGroup::Router { self.router_updates } else { self.updates },
                         grad_scale,
                     };
-                    backend.adamw(weight, grad, m, v, step)?;
+                    let mut at = 0;
+                    for rows in ownership.rows(id) {
+                        backend.adamw_rows(weight, grad, rows.clone(), m, v, at, step)?;
+                        at += rows.len();
+                    }
                 }
                 Moments::None => {}
             }

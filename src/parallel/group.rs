@@ -13,6 +13,7 @@ use bytemuck::Pod;
 
 use super::transport::{Channel, Incoming, Op, Outgoing, Place, Transport};
 use super::tree::{self, Number};
+use crate::failpoint;
 
 /// How collectives travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,9 +93,10 @@ impl Group {
         &self.comm
     }
 
-    fn op(&self, name: &'static str) -> Op {
+    fn op(&self, name: &'static str) -> Result<Op> {
+        failpoint::hit("comm")?;
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
-        Op { channel: self.channel, group: self.name, sequence, name, place: self.comm.place() }
+        Ok(Op { channel: self.channel, group: self.name, sequence, name, place: self.comm.place() })
     }
 
     /// Messages between members, each to or from a member's place in the group. Empty ones do not travel.
@@ -146,15 +148,15 @@ impl Group {
         }
         let Some(per_node) = self.per_node else {
             let to: Vec<(usize, Vec<usize>)> = (0..self.size()).map(|m| (m, vec![m])).collect();
-            return self.reduce_to(&self.op(name), data, pieces, &to);
+            return self.reduce_to(&self.op(name)?, data, pieces, &to);
         };
         let (node, rail) = self.node_and_rail(per_node);
         // In the node, a member collects the pieces of all of its rail.
         let rail_of = |m: usize| (0..self.size()).filter(|other| other % per_node == m % per_node).collect();
         let inside: Vec<(usize, Vec<usize>)> = node.iter().map(|m| (*m, rail_of(*m))).collect();
-        self.reduce_to(&self.op(name), data, pieces, &inside)?;
+        self.reduce_to(&self.op(name)?, data, pieces, &inside)?;
         let across: Vec<(usize, Vec<usize>)> = rail.iter().map(|m| (*m, vec![*m])).collect();
-        self.reduce_to(&self.op(name), data, pieces, &across)
+        self.reduce_to(&self.op(name)?, data, pieces, &across)
     }
 
     /// Sums pieces among the members that `to` lists, in order; each of them gets the sums of the pieces listed with it.
@@ -176,6 +178,32 @@ impl Group {
         })
     }
 
+    /// Sums what members have of a tree over sequences: of each the `nodes` that it has, by start, all of them lists of the same length.
+    /// Returns the own piece of the sum. `starts`: those of every member.
+    pub fn reduce_tree<T: Number>(
+        &self,
+        name: &'static str,
+        nodes: &[(usize, Vec<T>)],
+        starts: &[Vec<usize>],
+        pieces: &[Range<usize>],
+    ) -> Result<Vec<T>> {
+        let own = pieces[self.index].clone();
+        let outgoing: Vec<(usize, &[T])> =
+            self.others().flat_map(|m| nodes.iter().map(move |(_, node)| (m, &node[pieces[m].clone()]))).collect();
+        let len = own.len();
+        let incoming: Vec<(usize, usize)> = self.others().flat_map(|m| starts[m].iter().map(move |_| (m, len))).collect();
+        let mut sum = vec![T::zeroed(); len];
+        self.exchange(&self.op(name)?, &outgoing, &incoming, |come| {
+            let of_others = self.others().flat_map(|m| &starts[m]).copied().zip(come.iter().copied());
+            let mut parts: Vec<(usize, &[T])> = of_others.chain(nodes.iter().map(|(s, node)| (*s, &node[own.clone()]))).collect();
+            parts.sort_by_key(|(start, _)| *start);
+            if !parts.is_empty() {
+                tree::sum(&parts, &mut sum);
+            }
+        })?;
+        Ok(sum)
+    }
+
     /// Piece i of `data` goes from member i to all.
     pub fn all_gather<T: Pod>(&self, name: &'static str, data: &mut [T], pieces: &[Range<usize>]) -> Result<()> {
         assert_eq!(pieces.len(), self.size(), "one piece a member");
@@ -184,14 +212,14 @@ impl Group {
         }
         let Some(per_node) = self.per_node else {
             let from: Vec<(usize, Vec<usize>)> = (0..self.size()).map(|m| (m, vec![m])).collect();
-            return self.gather_from(&self.op(name), data, pieces, &from);
+            return self.gather_from(&self.op(name)?, data, pieces, &from);
         };
         let (node, rail) = self.node_and_rail(per_node);
         let across: Vec<(usize, Vec<usize>)> = rail.iter().map(|m| (*m, vec![*m])).collect();
-        self.gather_from(&self.op(name), data, pieces, &across)?;
+        self.gather_from(&self.op(name)?, data, pieces, &across)?;
         let rail_of = |m: usize| (0..self.size()).filter(|other| other % per_node == m % per_node).collect();
         let inside: Vec<(usize, Vec<usize>)> = node.iter().map(|m| (*m, rail_of(*m))).collect();
-        self.gather_from(&self.op(name), data, pieces, &inside)
+        self.gather_from(&self.op(name)?, data, pieces, &inside)
     }
 
     /// Among the members that `from` lists, each sends the pieces listed with it to all others.
@@ -241,17 +269,17 @@ impl Group {
     pub fn broadcast<T: Pod>(&self, name: &'static str, root: usize, data: &mut [T]) -> Result<()> {
         ensure!(root < self.size(), "{name}: there is no member {root} in a group of {}", self.size());
         let Some(per_node) = self.per_node else {
-            return self.from_root(&self.op(name), root, &(0..self.size()).collect::<Vec<_>>(), data);
+            return self.spread_from(&self.op(name)?, root, &(0..self.size()).collect::<Vec<_>>(), data);
         };
-        let (rail, inside) = (self.op(name), self.op(name));
+        let (rail, inside) = (self.op(name)?, self.op(name)?);
         let (node, own_rail) = self.node_and_rail(per_node);
         if self.index % per_node == root % per_node {
-            self.from_root(&rail, root, &own_rail, data)?;
+            self.spread_from(&rail, root, &own_rail, data)?;
         }
-        self.from_root(&inside, node[root % per_node], &node, data)
+        self.spread_from(&inside, node[root % per_node], &node, data)
     }
 
-    fn from_root<T: Pod>(&self, op: &Op, root: usize, among: &[usize], data: &mut [T]) -> Result<()> {
+    fn spread_from<T: Pod>(&self, op: &Op, root: usize, among: &[usize], data: &mut [T]) -> Result<()> {
         if self.index == root {
             let outgoing: Vec<(usize, &[T])> = among.iter().filter(|m| **m != root).map(|m| (*m, &*data)).collect();
             return self.exchange(op, &outgoing, &[], |_: &[&[T]]| {});
@@ -268,7 +296,7 @@ impl Group {
         incoming: Vec<(usize, &mut [T])>,
     ) -> Result<()> {
         let lens: Vec<(usize, usize)> = incoming.iter().map(|(from, place)| (*from, place.len())).collect();
-        self.exchange(&self.op(name), outgoing, &lens, |come| {
+        self.exchange(&self.op(name)?, outgoing, &lens, |come| {
             incoming.into_iter().zip(come).for_each(|((_, place), come)| place.copy_from_slice(come));
         })
     }
@@ -302,7 +330,7 @@ impl Group {
             let incoming: Vec<(usize, usize)> = self.others().map(|m| (m, count(m, self.index))).collect();
             places[self.index].copy_from_slice(parts[self.index]);
             let places = places.into_iter().enumerate().filter(|(m, _)| *m != self.index).map(|(_, place)| place);
-            return self.exchange(&self.op(name), &outgoing, &incoming, |come| {
+            return self.exchange(&self.op(name)?, &outgoing, &incoming, |come| {
                 places.zip(come).for_each(|(place, come)| place.copy_from_slice(come));
             });
         };
@@ -314,7 +342,7 @@ impl Group {
         let incoming: Vec<(usize, usize)> =
             (node.iter().filter(|m| **m != self.index)).flat_map(|m| rail.iter().map(|to| (*m, count(*m, *to)))).collect();
         let mut hold: Vec<Vec<Vec<T>>> = Vec::with_capacity(per_node);
-        self.exchange(&self.op(name), &outgoing, &incoming, |come| {
+        self.exchange(&self.op(name)?, &outgoing, &incoming, |come| {
             let mut come = come.iter();
             for m in &node {
                 hold.push(match *m == self.index {
@@ -336,7 +364,7 @@ impl Group {
             places[*from].copy_from_slice(&held[own_node]);
         }
         let places = places.into_iter().enumerate().filter(|(m, _)| m / per_node != own_node).map(|(_, place)| place);
-        self.exchange(&self.op(name), &outgoing, &incoming, |come| {
+        self.exchange(&self.op(name)?, &outgoing, &incoming, |come| {
             places.zip(come).for_each(|(place, come)| place.copy_from_slice(come));
         })
     }

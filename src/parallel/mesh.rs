@@ -13,10 +13,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 
-use super::group::{Comm, Group, even_pieces};
+use super::group::{Comm, Group, Stages, even_pieces};
+use super::threads::Hub;
 use super::transport::Channel;
 use crate::error::bad_input;
 
@@ -75,6 +77,15 @@ impl Layout {
     /// Place in the expert group.
     pub fn expert_place(&self, rank: usize) -> usize {
         rank % self.ep
+    }
+
+    /// Sequences of each micro-batch of `rank`, out of `sequences` of a global batch, `micro` at a time. All ranks have as many
+    /// micro-batches; the last ones of some may be empty. Of one micro-batch, a replica has sequences before those of the next.
+    pub fn micro_batches(&self, rank: usize, sequences: usize, micro: usize) -> Vec<Range<usize>> {
+        let shares = even_pieces(sequences, self.replicas());
+        let most = shares.iter().map(Range::len).max().unwrap_or(0);
+        let own = &shares[self.replica_of(rank)];
+        (0..most).step_by(micro).map(|s| (own.start + s).min(own.end)..(own.start + s + micro).min(own.end)).collect()
     }
 
     fn context_group(&self, rank: usize) -> Vec<usize> {
@@ -148,6 +159,12 @@ impl Mesh {
             background_expert_data: Arc::new(group(Channel::Background, "expert-data", layout.expert_data_group(rank))),
             comm,
         }
+    }
+
+    /// The first rank of a mesh that nobody else is in, for plans: it must not communicate.
+    pub fn planned(layout: Layout) -> Self {
+        let first = Hub::ranks(layout.world, Duration::ZERO).swap_remove(0);
+        Self::new(layout, Comm::new(Arc::new(first), Stages::Flat))
     }
 
     /// The rank that prints, writes metrics and saves.

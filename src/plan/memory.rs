@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::model::params::{OptimKind, ParamTable};
+use crate::parallel::{Cutting, Layout};
 use crate::recipe::Recipe;
 use crate::train::backend::Step;
 use crate::train::config::optimizer_config;
@@ -15,19 +16,31 @@ pub struct MemoryPart {
 
 const F32: u64 = 4;
 
-/// Parts of the peak of the CPU backend on the current pool's threads. They are exact; what else a process takes (the program,
-/// data loading, a checkpoint being written) comes to some tens of megabytes.
-pub fn parts(recipe: &Recipe, table: &ParamTable) -> Result<Vec<MemoryPart>> {
-    let of_kind = |kind: OptimKind| -> u64 { table.specs.iter().filter(|s| s.optim == kind).map(|s| s.numel() as u64).sum() };
-    let (muon, adamw, balance) = (of_kind(OptimKind::Muon), of_kind(OptimKind::AdamW), of_kind(OptimKind::Balance));
-    let numbers = muon + adamw + balance;
-    let step = Step::of(recipe);
+/// Parts of the peak of the CPU backend on the current pool's threads; of several ranks, of the first one. They are exact; what else
+/// a process takes (the program, data loading, a checkpoint being written) comes to some tens of megabytes.
+pub fn parts(recipe: &Recipe, table: &ParamTable, sharing: Option<(Layout, Cutting)>) -> Result<Vec<MemoryPart>> {
+    let step = Step { sharing, ..Step::of(recipe) };
+    let own = step.ownership(table, recipe.model.num_experts);
+    let (mut held, mut moments) = (0, 0);
+    for (id, spec) in table.specs.iter().enumerate() {
+        let updated = (own.num_rows(id) * spec.matrix_shape()[1]) as u64;
+        held += if own.holds(id) { spec.numel() as u64 } else { 0 };
+        moments += match spec.optim {
+            OptimKind::Muon => updated,
+            OptimKind::AdamW => 2 * updated,
+            OptimKind::Balance => 2 * spec.numel() as u64,
+        };
+    }
     let working = step.working_bytes(&recipe.model, &optimizer_config(recipe))?;
-    Ok(vec![
-        MemoryPart { name: "weights (f32)", bytes: numbers * F32 },
-        MemoryPart { name: "weights packed for products", bytes: step.packed_bytes(table) as u64 },
-        MemoryPart { name: "gradients (f32)", bytes: numbers * F32 },
-        MemoryPart { name: "optimizer state (f32)", bytes: (muon + 2 * adamw + 2 * balance) * F32 },
+    let mut parts = vec![
+        MemoryPart { name: "weights (f32)", bytes: held * F32 },
+        MemoryPart { name: "weights packed for products", bytes: step.packed_bytes(table, &own) as u64 },
+        MemoryPart { name: "gradients (f32)", bytes: held * F32 },
+        MemoryPart { name: "optimizer state (f32)", bytes: moments * F32 },
         MemoryPart { name: "working memory of a step", bytes: working as u64 },
-    ])
+    ];
+    if sharing.is_some() {
+        parts.push(MemoryPart { name: "gradients and weights on their way", bytes: held * F32 });
+    }
+    Ok(parts)
 }

@@ -6,10 +6,13 @@ use anyhow::Result;
 
 use super::{Plan, SourcePlan, memory, missing_files};
 use crate::model::ParamTable;
+use crate::parallel::{Cutting, Layout};
 use crate::recipe::Recipe;
+use crate::train::ranks;
 
 /// Geometry, parameters, FLOPs, memory and data of every stage, and the files that are not there.
-pub fn report(recipe: &Recipe) -> Result<String> {
+/// On `ranks` ranks, each of which has the current pool's threads.
+pub fn report(recipe: &Recipe, ranks: usize) -> Result<String> {
     let mut out = String::new();
     let stages: Vec<(Recipe, Plan)> = (0..recipe.num_stages())
         .filter_map(|i| {
@@ -25,9 +28,13 @@ pub fn report(recipe: &Recipe) -> Result<String> {
         if let Some(named) = stage.stages.first() {
             let _ = writeln!(out, "# Stage {} of {}: {}\n", i + 1, stages.len(), named.name);
         }
+        let (layout, cutting) = ranks::layout(stage, ranks)?;
         geometry(&mut out, stage, plan);
+        if ranks > 1 {
+            sharing(&mut out, stage, layout, cutting);
+        }
         flops(&mut out, plan);
-        memory(&mut out, stage)?;
+        memory(&mut out, stage, (ranks > 1).then_some((layout, cutting)))?;
         data(&mut out, plan);
     }
     if stages.len() > 1 {
@@ -123,9 +130,27 @@ fn flops(out: &mut String, plan: &Plan) {
     out.push('\n');
 }
 
-fn memory(out: &mut String, recipe: &Recipe) -> Result<()> {
-    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model))?;
-    let _ = writeln!(out, "# Memory, one process on the CPU with {} threads\n", rayon::current_num_threads());
+fn sharing(out: &mut String, recipe: &Recipe, layout: Layout, cutting: Cutting) {
+    let _ = writeln!(out, "# Ranks\n");
+    row(out, "ranks", &grouped(layout.world as u64), "");
+    let of_rank = layout.micro_batches(0, recipe.train.sequences_per_step() as usize, recipe.train.micro_batch);
+    let replicas = format!("of {} ranks; {} micro-batches a step", layout.cp, grouped(of_rank.len() as u64));
+    row(out, "replicas", &grouped(layout.replicas() as u64), &replicas);
+    if layout.cp > 1 {
+        let cut = format!("{} tokens; {:?}, {} a rank", grouped(cutting.chunk() as u64), cutting.cut, cutting.per_rank());
+        row(out, "chunks of a sequence", &grouped(cutting.chunks() as u64), &cut.to_lowercase());
+    }
+    if layout.ep > 1 {
+        let experts = layout.experts_of(0, recipe.model.num_experts).len() as u64;
+        row(out, "experts of a block on a rank", &grouped(experts), &format!("of {}", recipe.model.num_experts));
+    }
+    out.push('\n');
+}
+
+fn memory(out: &mut String, recipe: &Recipe, shared: Option<(Layout, Cutting)>) -> Result<()> {
+    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), shared)?;
+    let whose = if shared.is_some() { "the first rank" } else { "one process" };
+    let _ = writeln!(out, "# Memory, {whose} on the CPU with {} threads\n", rayon::current_num_threads());
     for part in &parts {
         row(out, part.name, &bytes(part.bytes), "");
     }

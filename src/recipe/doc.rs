@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::schema::{Default, KEYS, Key, Resume};
 
-const TABLES: [(&str, &str); 14] = [
+const TABLES: [(&str, &str); 15] = [
     ("run", ""),
     ("model", "The shape: a preset, fields, or a preset with fields that differ."),
     ("tokenizer", ""),
@@ -18,6 +18,10 @@ const TABLES: [(&str, &str); 14] = [
     ("checkpoint", ""),
     ("eval", ""),
     ("metrics", ""),
+    (
+        "parallel",
+        "How the ranks of a run share its work. How many ranks there are is no part of a recipe: `--ranks`, or the launcher, says it.",
+    ),
     (
         "stages",
         "Phases of a run that follow one another; a recipe without them is one stage. A stage says what differs from the other tables.",

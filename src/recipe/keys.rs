@@ -21,6 +21,8 @@ const MOMENTS: Resume = Fixed("the optimizer's state belongs to the old value");
 const FROM_HERE: Resume = Notice("the new value holds from the resumed step on");
 const NEW_CURVE: Resume =
     Notice("the learning rate of every step follows the new curve from the resumed step on; steps already made stay as they are");
+const REGROUPED: Resume =
+    Notice("sums are grouped differently, so the results differ in their last bits from the run that was not stopped");
 const STAGE: Resume = Fixed("the stages of a run are laid out when it starts");
 const ATTENTION: &[&str] = &["full", "sliding"];
 const SCHEDULES: &[&str] = &["cosine", "constant", "linear", "wsd"];
@@ -70,11 +72,13 @@ pub const KEYS: &[Key] = &[
     key("train.steps", Integer { min: 1, max: ANY }, Absent("from `train.tokens`"), NEW_CURVE, "Optimizer steps of the run. Give this or `train.tokens`."),
     key("train.tokens", Tokens { min: 1 }, Absent("from `train.steps`"), NEW_CURVE, "Tokens of the run, e.g. `\"8T\"`; as many whole steps as fit."),
     key("train.global_batch_tokens", Tokens { min: 1 }, Required, SAMPLES, "Tokens of one optimizer step; a multiple of `micro_batch * seq_len`."),
-    key("train.micro_batch", Integer { min: 1, max: i32::MAX as u64 }, Value("1"), Notice("sums are grouped differently, so the results differ in their last bits from the run that was not stopped"), "Sequences of one forward and backward pass; decides memory, not the result."),
+    key("train.micro_batch", Integer { min: 1, max: i32::MAX as u64 }, Value("1"), REGROUPED, "Sequences of one forward and backward pass; decides memory, not the result."),
     key("train.seq_len", Length, Required, SAMPLES, "Tokens of a sequence."),
     key("train.precision", Choice(&["f32", "bf16"]), Value("\"f32\""), Fixed("the run's numbers would change in the middle"), "`f32`, or `bf16` compute with f32 master weights."),
     key("train.head_precision", Choice(&["f32", "bf16"]), Value("\"f32\""), Fixed("the run's numbers would change in the middle"), "Products of the tied head and its gradients. `f32` also under `precision = \"bf16\"`, as ZAYA1 has it; `bf16` is faster where the CPU has instructions for it. Softmax and loss are f32 in any case."),
     key("train.recompute", Choice(&["none", "attention", "all"]), Value("\"none\""), Free, "Sub-layers whose forward is computed again in the backward, in place of keeping its results: saves memory, costs time, changes no bit."),
+    key("train.memory_limit_mib", Integer { min: 1, max: ANY }, Absent("what the system gives"), Free, "MiB that a rank may take. A run that would take more (or that the system refuses memory) halves its micro-batch until it fits, says so, and records it; the global batch stays."),
+    key("train.deterministic", Choice(&["run", "layout"]), Value("\"run\""), REGROUPED, "What the same bits are promised for. `run`: the same recipe on the same ranks. `layout`: any number of ranks, any `ep`, any micro-batch (not `cp`): gradients are summed over a fixed tree of sequences, one sequence at a time, which is slow and takes memory for several sets of gradients."),
     key("train.threads", Integer { min: 1, max: 65_536 }, Absent("all cores"), Free, "Threads of the CPU backend; the result does not depend on it. `--threads` goes before it."),
     key("train.peak_flops", Number(Positive), Absent("measured at start"), Free, "FLOP/s that count as 100 % in the metric MFU."),
 
@@ -113,6 +117,15 @@ pub const KEYS: &[Key] = &[
     key("eval.tokens", Tokens { min: 1 }, Absent("the whole set"), Free, "Tokens of each held-out set that are used, rounded down to whole sequences."),
 
     key("metrics.every", Integer { min: 1, max: ANY }, Value("1"), Free, "Steps between lines of `metrics.jsonl`."),
+
+    key("parallel.cp", Integer { min: 1, max: 65_536 }, Value("1"), REGROUPED, "Context parallelism: ranks that share each sequence. Divides the number of ranks."),
+    key("parallel.ep", Integer { min: 1, max: 65_536 }, Value("1"), REGROUPED, "Expert parallelism: ranks that share the experts of each block, whatever `cp` is. Divides the number of ranks; at most `model.num_experts`."),
+    key("parallel.cp_chunks", Choice(&["auto", "contiguous", "zigzag"]), Value("\"auto\""), REGROUPED, "How a sequence is cut among the ranks of a context group: in `cp` chunks, one a rank; or in `2 cp`, of which rank r holds r and `2 cp - 1 - r`, so that all have as many keys to look at. `auto`: zigzag from 32,768 tokens on."),
+    key("parallel.collectives", Choice(&["auto", "flat", "two-stage"]), Value("\"auto\""), Free, "Whether ranks talk to all others directly, or first inside each node and then, across nodes, to those with their own place in their node. `auto`: two-stage where a group has several ranks on each of several nodes. Both give the same bits where the number of ranks in a node is a power of two."),
+    key("parallel.ranks_per_node", Integer { min: 1, max: 65_536 }, Absent("the launcher's, else all ranks"), Free, "Ranks of a node, which have numbers in a row."),
+    key("parallel.partial_nodes", Choice(&["warn", "error", "allow"]), Value("\"warn\""), Free, "What becomes of a context or expert group that is a part of a node, or lies across a node's border: such a group uses few of the links between the GPUs of a node."),
+    key("parallel.bucket_mib", Integer { min: 1, max: 65_536 }, Value("16"), Free, "MiB of gradients (or updated weights) that travel together. Changes no bit."),
+    key("parallel.timeout", Duration, Value("\"10m\""), Free, "How long a rank waits for another before the run ends with a sentence that names who is missing."),
 
     key("stages.*.name", Text, Required, STAGE, "Name of the stage; unique."),
     key("stages.*.steps", Integer { min: 1, max: ANY }, Absent("`train.steps`"), STAGE, "As `train.steps`, for this stage."),

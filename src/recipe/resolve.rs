@@ -1,6 +1,7 @@
 //! From typed values to the resolved recipe: presets, stages, derived numbers.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::check::Values;
 use super::problems::{Origin, Problem};
@@ -126,6 +127,34 @@ impl Reader<'_> {
     }
     fn problem(&mut self, path: &str, text: String) {
         self.problems.push(Problem::new(self.values.origin(path), text));
+    }
+
+    fn parallel(&self) -> Parallel {
+        Parallel {
+            cp: self.int("parallel.cp") as usize,
+            ep: self.int("parallel.ep") as usize,
+            cp_chunks: match self.text("parallel.cp_chunks").as_deref() {
+                Some("contiguous") => CpChunks::Contiguous,
+                Some("zigzag") => CpChunks::Zigzag,
+                _ => CpChunks::Auto,
+            },
+            collectives: match self.text("parallel.collectives").as_deref() {
+                Some("flat") => Collectives::Flat,
+                Some("two-stage") => Collectives::TwoStage,
+                _ => Collectives::Auto,
+            },
+            ranks_per_node: self.int_opt("parallel.ranks_per_node").map(|n| n as usize),
+            partial_nodes: match self.text("parallel.partial_nodes").as_deref() {
+                Some("error") => PartialNodes::Error,
+                Some("allow") => PartialNodes::Allow,
+                _ => PartialNodes::Warn,
+            },
+            bucket_mib: self.int("parallel.bucket_mib"),
+            timeout: match self.values.get("parallel.timeout") {
+                Some(Value::Duration(d)) => d,
+                _ => Duration::from_secs(600),
+            },
+        }
     }
 
     /// None when a field is neither given nor a preset's.
@@ -319,6 +348,11 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
                 Some("all") => Recompute::All,
                 _ => Recompute::None,
             },
+            deterministic: match r.text("train.deterministic").as_deref() {
+                Some("layout") => Deterministic::Layout,
+                _ => Deterministic::Run,
+            },
+            memory_limit_mib: r.int_opt("train.memory_limit_mib"),
             threads: r.int_opt("train.threads").map(|n| n as usize),
             peak_flops: r.num_opt("train.peak_flops"),
         },
@@ -367,6 +401,7 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
         },
         eval: Eval { every: r.int_opt("eval.every"), tokens: r.int_opt("eval.tokens") },
         metrics: Metrics { every: r.int("metrics.every") },
+        parallel: r.parallel(),
         stages: Vec::new(),
         warnings: Vec::new(),
     };

@@ -24,6 +24,7 @@ pub struct Recipe {
     pub checkpoint: Checkpoint,
     pub eval: Eval,
     pub metrics: Metrics,
+    pub parallel: Parallel,
     /// Empty for a recipe without `[[stages]]`. Else every field above holds the first stage's values.
     pub stages: Vec<Stage>,
     /// Legal but surprising things, one sentence each, for the user to read.
@@ -67,6 +68,9 @@ pub struct Train {
     pub precision: Precision,
     pub head_precision: Precision,
     pub recompute: Recompute,
+    pub deterministic: Deterministic,
+    /// Of a rank; None = what the system gives.
+    pub memory_limit_mib: Option<u64>,
     /// None = all cores.
     pub threads: Option<usize>,
     /// FLOP/s; None = measured.
@@ -166,6 +170,51 @@ pub struct Metrics {
     pub every: u64,
 }
 
+/// What the same bits are promised for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deterministic {
+    Run,
+    Layout,
+}
+
+/// How collectives travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Collectives {
+    Auto,
+    Flat,
+    TwoStage,
+}
+
+/// How sequences are cut among the ranks that share them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CpChunks {
+    Auto,
+    Contiguous,
+    Zigzag,
+}
+
+/// What becomes of groups that waste the links of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartialNodes {
+    Warn,
+    Error,
+    Allow,
+}
+
+/// How the ranks of a run share its work; how many there are, the command line or the launcher says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parallel {
+    pub cp: usize,
+    pub ep: usize,
+    pub cp_chunks: CpChunks,
+    pub collectives: Collectives,
+    /// None = the launcher's, else all ranks.
+    pub ranks_per_node: Option<usize>,
+    pub partial_nodes: PartialNodes,
+    pub bucket_mib: u64,
+    pub timeout: Duration,
+}
+
 /// What one stage of a recipe says in place of the recipe's other tables.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stage {
@@ -186,16 +235,25 @@ impl PartialEq for Recipe {
     fn eq(&self, other: &Self) -> bool {
         (&self.run, &self.preset, &self.model, &self.tokenizer, &self.data, &self.train)
             == (&other.run, &other.preset, &other.model, &other.tokenizer, &other.data, &other.train)
-            && (&self.optimizer, &self.schedule, &self.router, &self.checkpoint, &self.eval, &self.metrics, &self.stages)
-                == (
-                    &other.optimizer,
-                    &other.schedule,
-                    &other.router,
-                    &other.checkpoint,
-                    &other.eval,
-                    &other.metrics,
-                    &other.stages,
-                )
+            && (
+                &self.optimizer,
+                &self.schedule,
+                &self.router,
+                &self.checkpoint,
+                &self.eval,
+                &self.metrics,
+                &self.parallel,
+                &self.stages,
+            ) == (
+                &other.optimizer,
+                &other.schedule,
+                &other.router,
+                &other.checkpoint,
+                &other.eval,
+                &other.metrics,
+                &other.parallel,
+                &other.stages,
+            )
     }
 }
 

@@ -81,6 +81,12 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
         Recompute::All => "all",
     };
     out.put("train.recompute", recompute.into());
+    let deterministic = match t.deterministic {
+        Deterministic::Run => "run",
+        Deterministic::Layout => "layout",
+    };
+    out.some("train.memory_limit_mib", t.memory_limit_mib, int);
+    out.put("train.deterministic", deterministic.into());
     out.some("train.threads", t.threads, |n| int(n as u64));
     out.some("train.peak_flops", t.peak_flops, Value::from);
 
@@ -125,6 +131,7 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     out.some("eval.every", r.eval.every, int);
     out.some("eval.tokens", r.eval.tokens, int);
     out.put("metrics.every", int(r.metrics.every));
+    parallel(r, &mut out);
 
     for (i, s) in r.stages.iter().enumerate() {
         let mut put = |key: &str, value: Value| out.put(&format!("stages.{i}.{key}"), value);
@@ -144,6 +151,33 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
         put("weights", Value::InlineTable(weights));
     }
     out.0
+}
+
+fn parallel(r: &Recipe, out: &mut Flat) {
+    let p = &r.parallel;
+    let chunks = match p.cp_chunks {
+        CpChunks::Auto => "auto",
+        CpChunks::Contiguous => "contiguous",
+        CpChunks::Zigzag => "zigzag",
+    };
+    let collectives = match p.collectives {
+        Collectives::Auto => "auto",
+        Collectives::Flat => "flat",
+        Collectives::TwoStage => "two-stage",
+    };
+    let partial = match p.partial_nodes {
+        PartialNodes::Warn => "warn",
+        PartialNodes::Error => "error",
+        PartialNodes::Allow => "allow",
+    };
+    out.put("parallel.cp", int(p.cp as u64));
+    out.put("parallel.ep", int(p.ep as u64));
+    out.put("parallel.cp_chunks", chunks.into());
+    out.put("parallel.collectives", collectives.into());
+    out.some("parallel.ranks_per_node", p.ranks_per_node.map(|n| n as u64), int);
+    out.put("parallel.partial_nodes", partial.into());
+    out.put("parallel.bucket_mib", int(p.bucket_mib));
+    out.put("parallel.timeout", format_duration(p.timeout).into());
 }
 
 struct Flat(Vec<(String, Value)>);

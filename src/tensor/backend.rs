@@ -10,6 +10,8 @@
 //! * A verb that needs something in its backward returns an opaque `*Saved`; the inputs are handed in again.
 //! * Results do not depend on the number of threads.
 
+use std::ops::Range;
+
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
@@ -48,8 +50,24 @@ pub struct Batch {
     /// `false` = padding: hidden from attention, from convolutions and from expert counts. Empty = all real.
     pub valid: Vec<bool>,
     /// Row's document begins at this row of its sequence within the batch; 0 = here or before, in the cache (document
-    /// masking). Empty = one document a sequence.
+    /// masking). Of chunks: at this position of the whole sequence. Empty = one document a sequence.
     pub doc_start: Vec<u32>,
+    /// None = whole sequences, or their continuation from caches.
+    pub chunks: Option<Chunks>,
+}
+
+/// Parts of longer sequences whose other parts lie on other ranks (context parallelism). A batch of chunks has `batch` chunks of
+/// `seq` rows each; the chunks of one sequence follow each other, in the order of their positions. `past` is 0.
+#[derive(Debug, Clone, Default)]
+pub struct Chunks {
+    /// Position in its sequence of the first row of each chunk. `[batch]`
+    pub start: Vec<usize>,
+    /// Chunks of one sequence on this rank; divides `batch`.
+    pub per_sequence: usize,
+    /// Tokens of a whole sequence: rows of keys and values that attention gets for each.
+    pub keys: usize,
+    /// Which of these are real, `[batch / per_sequence * keys]`; empty = all.
+    pub key_valid: Vec<bool>,
 }
 
 impl Batch {
@@ -105,7 +123,8 @@ impl<T> CcaIn<T> {
     }
 }
 
-/// Rows just before a sequence's first one, needed by CCA's convolutions and value shift. Zeros at a sequence's start.
+/// Rows just before a sequence's (or a chunk's) first one, needed by CCA's convolutions and value shift. Zeros at a sequence's
+/// start. What lies before the document of a chunk's first row is not used, whatever it holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Halo<T> {
     /// `[batch * 2, q_dim]` and `[batch * 2, kv_dim]`: last two rows of the query and key projections.
@@ -362,8 +381,8 @@ pub trait Backend: Sized {
     }
 
     // CCA.
-    /// Both convolutions, q-k-mean, value shift, norms with temperature, RoPE (positions count from `past`).
-    /// History ends at a sequence's start (or continues in `halo`) and at a document's start.
+    /// Both convolutions, q-k-mean, value shift, norms with temperature, RoPE (positions count from `past`, or from a chunk's
+    /// start). History ends at a sequence's start (or continues in `halo`) and at a document's start.
     fn cca_mix(
         &self,
         rows: &Self::Rows,
@@ -372,27 +391,30 @@ pub trait Backend: Sized {
         p: CcaParams<&Self::Buf>,
         halo: Option<Halo<&Self::Buf>>,
     ) -> Result<(Qkv<Self::Buf>, Self::CcaSaved)>;
-    /// Without a halo.
-    #[allow(clippy::too_many_arguments)]
+    /// With the halo that the forward got. Returns the gradients of the inputs, and those of the halo where there is one (zeros
+    /// in rows that are not used). Gradients of parameters contain what flows through the halo.
+    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
     fn cca_mix_backward(
         &self,
         rows: &Self::Rows,
         shape: CcaShape,
         x: CcaIn<&Self::Buf>,
         p: CcaParams<&Self::Buf>,
+        halo: Option<Halo<&Self::Buf>>,
         saved: &Self::CcaSaved,
         d: Qkv<&Self::Buf>,
         g: CcaParams<&mut Self::Buf>,
-    ) -> Result<CcaIn<Self::Buf>>;
+    ) -> Result<(CcaIn<Self::Buf>, Option<Halo<Self::Buf>>)>;
     /// Causal softmax attention with scale 1/sqrt(head_dim) and grouped heads. Keys and values have `past + seq` rows a
     /// sequence, queries the last `seq`. A row with no visible key (padding) sees all keys of its sequence alike.
+    /// Of chunks: keys and values are those of whole sequences, `Chunks::keys` rows each.
     fn causal_attention(
         &self,
         rows: &Self::Rows,
         shape: AttentionShape,
         x: Qkv<&Self::Buf>,
     ) -> Result<(Self::Buf, Self::AttentionSaved)>;
-    /// For `past` = 0.
+    /// For `past` = 0. Of chunks: gradients of all keys and values, summed over the queries that are here.
     fn causal_attention_backward(
         &self,
         rows: &Self::Rows,
@@ -478,7 +500,11 @@ pub trait Backend: Sized {
 
     // Optimizer.
     /// Sum of squares, in f64.
-    fn sq_norm(&self, x: &Self::Buf) -> Result<f64>;
+    fn sq_norm(&self, x: &Self::Buf) -> Result<f64> {
+        self.sq_norm_rows(x, 0..self.shape(x)[0])
+    }
+    /// Sum of squares of some rows, in f64.
+    fn sq_norm_rows(&self, x: &Self::Buf, rows: Range<usize>) -> Result<f64>;
     /// One Muon update of many matrices (spec 3.3).
     fn muon(&self, items: &mut [MuonItem<'_, Self::Buf>], step: MuonStep) -> Result<()>;
     /// One AdamW update.
@@ -488,6 +514,21 @@ pub trait Backend: Sized {
         grad: &Self::Buf,
         m: &mut Self::Buf,
         v: &mut Self::Buf,
+        step: AdamWStep,
+    ) -> Result<()> {
+        let rows = 0..self.shape(weight)[0];
+        self.adamw_rows(weight, grad, rows, m, v, 0, step)
+    }
+    /// One AdamW update of some rows, whose moments are the rows of `m` and `v` from `at` on.
+    #[allow(clippy::too_many_arguments)]
+    fn adamw_rows(
+        &self,
+        weight: &mut Self::Buf,
+        grad: &Self::Buf,
+        rows: Range<usize>,
+        m: &mut Self::Buf,
+        v: &mut Self::Buf,
+        at: usize,
         step: AdamWStep,
     ) -> Result<()>;
 }

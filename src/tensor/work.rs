@@ -161,19 +161,49 @@ pub fn mean_keys(seq: usize, window: Option<usize>) -> f64 {
     }
 }
 
+/// How much attention has to look at: rows of queries, rows of keys, and keys that a query sees on average.
+#[derive(Debug, Clone, Copy)]
+pub struct Attended {
+    queries: usize,
+    keys: usize,
+    mean: f64,
+}
+
+impl Attended {
+    /// `batch` sequences of `seq` tokens, one document each.
+    pub fn sequences(batch: usize, seq: usize, window: Option<usize>) -> Self {
+        Self { queries: batch * seq, keys: batch * seq, mean: mean_keys(seq, window) }
+    }
+
+    /// Chunks of `seq` tokens from the positions `start` on, in sequences with `keys` tokens in all.
+    pub fn chunks(start: &[usize], seq: usize, keys: usize, window: Option<usize>) -> Self {
+        let below = |tokens: usize| if tokens == 0 { 0.0 } else { tokens as f64 * mean_keys(tokens, window) };
+        let pairs: f64 = start.iter().map(|at| below(at + seq) - below(*at)).sum();
+        let queries = start.len() * seq;
+        Self { queries, keys, mean: pairs / queries.max(1) as f64 }
+    }
+}
+
 /// Scores and weighted values, `batch` sequences of `seq` tokens, one document each.
 pub fn causal_attention(batch: usize, seq: usize, s: &AttentionShape) -> Work {
+    attention(Attended::sequences(batch, seq, s.window), s)
+}
+
+pub fn causal_attention_backward(batch: usize, seq: usize, s: &AttentionShape) -> Work {
+    attention_backward(Attended::sequences(batch, seq, s.window), s)
+}
+
+/// Scores and weighted values.
+pub fn attention(a: Attended, s: &AttentionShape) -> Work {
     let (q, kv) = dims(s.num_query_heads, s.num_kv_heads, s.head_dim);
-    let t = batch * seq;
-    work(4.0 * area(t, q) * mean_keys(seq, s.window), 2.0 * area(t, q) + 2.0 * area(t, kv))
+    work(4.0 * area(a.queries, q) * a.mean, 2.0 * area(a.queries, q) + 2.0 * area(a.keys, kv))
 }
 
 /// Four products; the scores that a flash-style kernel computes anew are not counted.
-pub fn causal_attention_backward(batch: usize, seq: usize, s: &AttentionShape) -> Work {
+pub fn attention_backward(a: Attended, s: &AttentionShape) -> Work {
     let (q, kv) = dims(s.num_query_heads, s.num_kv_heads, s.head_dim);
-    let t = batch * seq;
     // Reads q, k, v, out and d_out, writes dq, dk and dv.
-    work(8.0 * area(t, q) * mean_keys(seq, s.window), 4.0 * area(t, q) + 4.0 * area(t, kv))
+    work(8.0 * area(a.queries, q) * a.mean, 4.0 * area(a.queries, q) + 4.0 * area(a.keys, kv))
 }
 
 /// The router's four products: D to R, R to R twice, R to classes.

@@ -1,22 +1,83 @@
 //! The CPU backend of a run, and the working memory that a step of it takes.
 
-use anyhow::Result;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
 
 use super::config::optimizer_config;
 use super::engine::{Engine, Native};
+use crate::error::bad_input;
 use crate::model::params::{OptimKind, ParamTable};
+use crate::model::peers::{ContextPeers, ExpertPeers, Peers};
 use crate::model::{Model, ModelConfig, ParamStore};
 use crate::optim::update::{OptimizerConfig, OptimizerState};
+use crate::parallel::context::Context;
+use crate::parallel::experts::Experts;
+use crate::parallel::zero::Division;
+use crate::parallel::{Cutting, Layout, Mesh, Ownership};
+use crate::plan::memory;
 use crate::recipe::{Precision, Recipe, Recompute};
 use crate::tensor::backend::Batch;
 use crate::tensor::cpu::Cpu;
 
-/// A run's model on a backend that has taken the working memory of a step from the system.
-pub fn native(recipe: &Recipe) -> Result<Native<Cpu>> {
-    let step = Step::of(recipe);
+/// A run's model on a backend that has taken the working memory of a step from the system. `sharing`: as in [`Step`].
+pub fn native(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Native<Cpu>> {
+    let step = Step { sharing, ..Step::of(recipe) };
     let backend = Cpu::with_head(step.precision, step.head_precision);
     backend.reserve(step.working_bytes(&recipe.model, &optimizer_config(recipe))?)?;
     Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(step.recompute) })
+}
+
+/// A run that fits into memory.
+pub struct Fitted {
+    pub engine: Native<Cpu>,
+    /// As given, but for a smaller micro-batch where that was needed.
+    pub recipe: Recipe,
+    /// The recipe's micro-batch, where it is no longer that.
+    pub reduced_from: Option<usize>,
+}
+
+/// As `native`, with the micro-batch halved until a step fits into `train.memory_limit_mib` and into what the system gives. `agree`:
+/// whether it fits on all ranks, given whether it fits here.
+pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl Fn(bool) -> Result<bool>) -> Result<Fitted> {
+    let mut recipe = recipe.clone();
+    let asked = recipe.train.micro_batch;
+    loop {
+        let tried = within_limit(&recipe, sharing).and_then(|()| native(&recipe, sharing));
+        let fits = agree(tried.is_ok())?;
+        match tried {
+            Ok(engine) if fits => {
+                let micro = recipe.train.micro_batch;
+                let reduced_from = (micro != asked).then_some(asked);
+                if reduced_from.is_some() {
+                    tell!(
+                        "note: the micro-batch is {micro} sequences in place of {asked}, so that a step fits into memory; the global \
+                         batch stays at {} tokens",
+                        recipe.train.global_batch_tokens
+                    );
+                }
+                return Ok(Fitted { engine, recipe, reduced_from });
+            }
+            Err(e) if recipe.train.micro_batch == 1 => return Err(e),
+            // No room on another rank, which will say so.
+            Ok(_) if recipe.train.micro_batch == 1 => bail!("another rank has no memory for a micro-batch of one sequence"),
+            _ => recipe.train.micro_batch /= 2,
+        }
+    }
+}
+
+fn within_limit(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<()> {
+    let Some(limit) = recipe.train.memory_limit_mib else { return Ok(()) };
+    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
+    let needed = parts.iter().map(|p| p.bytes).sum::<u64>().div_ceil(1 << 20);
+    if needed > limit {
+        return Err(bad_input(format!(
+            "train.memory_limit_mib is {limit}, but a step needs {needed} MiB even with a micro-batch of {}. Set train.recompute = \"all\", \
+             share the work among more ranks, or raise the limit (--dry-run lists what takes it)",
+            recipe.train.micro_batch
+        )));
+    }
+    Ok(())
 }
 
 /// What decides the working memory of a step, beside the model and the number of threads.
@@ -27,6 +88,8 @@ pub struct Step {
     pub precision: Precision,
     pub head_precision: Precision,
     pub recompute: Recompute,
+    /// How several ranks share the work; None = one does it all.
+    pub sharing: Option<(Layout, Cutting)>,
 }
 
 impl Step {
@@ -38,29 +101,59 @@ impl Step {
             precision: t.precision,
             head_precision: t.head_precision,
             recompute: t.recompute,
+            sharing: None,
         }
     }
 
     /// Bytes that a step works in beside weights, gradients and optimizer state: forward, backward and update are run on a
-    /// backend without memory. Depends on the number of threads of the current pool.
+    /// backend without memory. Depends on the number of threads of the current pool. Of several ranks, the first one's, when the
+    /// routers send as many tokens to each of them.
     pub fn working_bytes(&self, model: &ModelConfig, optimizer: &OptimizerConfig) -> Result<usize> {
         let backend = Cpu::planning(self.precision, self.head_precision);
         let cpu = backend.clone();
         let engine = Native { backend, model: Model::new(model.clone()).with_recompute(self.recompute) };
         let table = ParamTable::new(model);
-        let (mut params, mut grads) = (ParamStore::zeros(&cpu, &table)?, ParamStore::zeros(&cpu, &table)?);
+        let own = self.ownership(&table, model.num_experts);
+        let holds = |id| own.holds(id);
+        let (mut params, mut grads) = (ParamStore::zeros_of(&cpu, &table, holds)?, ParamStore::zeros_of(&cpu, &table, holds)?);
         let tokens = self.micro_batch * self.seq_len;
         let (ids, labels) = (vec![0; tokens], vec![0; tokens]);
         let batch = Batch { batch: self.micro_batch, seq: self.seq_len, ids, labels, ..Batch::default() };
-        engine.forward_backward(&params, &mut grads, &batch, 1.0)?;
-        OptimizerState::zeros(&cpu, &table)?.update(&cpu, &table, &mut params, &grads, optimizer, 1.0, 1.0, false)?;
+        match self.sharing {
+            None => engine.forward_backward(&params, &mut grads, &batch, 1.0, Peers::none())?,
+            Some((layout, cutting)) => {
+                let mesh = Arc::new(Mesh::planned(layout));
+                let (context, experts) = (Context::new(mesh.clone(), cutting), Experts::new(mesh, model.num_experts));
+                let peers = Peers {
+                    context: (layout.cp > 1).then_some(&context as &dyn ContextPeers<Cpu>),
+                    experts: (layout.ep > 1).then_some(&experts as &dyn ExpertPeers<Cpu>),
+                    stages: None,
+                };
+                let part = if layout.cp > 1 { cutting.cut(&batch, 0)? } else { batch };
+                engine.forward_backward(&params, &mut grads, &part, 1.0, peers)?
+            }
+        };
+        let mut state = OptimizerState::zeros(&cpu, &table, &own)?;
+        state.update(&cpu, &table, &mut params, &grads, &own, optimizer, 1.0, 1.0, false)?;
         Ok(cpu.arena_use().peak)
     }
 
+    /// What the first rank holds and updates.
+    pub fn ownership(&self, table: &ParamTable, num_experts: usize) -> Ownership {
+        match self.sharing {
+            None => Ownership::whole(table),
+            Some((layout, _)) => {
+                let division = Division::new(table, layout, num_experts);
+                division.ownership(table, 0, &division.buckets(table, 0, usize::MAX))
+            }
+        }
+    }
+
     /// Bytes of the packed copies of the weights that products keep.
-    pub fn packed_bytes(&self, table: &ParamTable) -> usize {
+    pub fn packed_bytes(&self, table: &ParamTable, own: &Ownership) -> usize {
         let cpu = Cpu::planning(self.precision, self.head_precision);
-        let maps = table.specs.iter().filter(|s| s.optim == OptimKind::Muon).map(|s| s.matrix_shape());
+        let held = table.specs.iter().enumerate().filter(|(id, s)| s.optim == OptimKind::Muon && own.holds(*id));
+        let maps = held.map(|(_, s)| s.matrix_shape());
         let [rows, cols] = table.specs[table.embed].matrix_shape();
         maps.map(|[rows, cols]| cpu.pack_bytes(rows, cols)).sum::<usize>() + cpu.head_pack_bytes(rows, cols)
     }

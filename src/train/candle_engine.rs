@@ -7,6 +7,7 @@ use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 
 use super::engine::Engine;
+use crate::model::peers::Peers;
 use crate::model::reference::Reference;
 use crate::model::stack::MicroBatch;
 use crate::model::{ModelConfig, ParamStore, ParamTable};
@@ -76,6 +77,7 @@ impl Engine for Candle {
         grads: &mut ParamStore<Cpu>,
         batch: &Batch,
         grad_scale: f32,
+        _: Peers<'_, Cpu>,
     ) -> Result<MicroBatch> {
         self.with(params, |reference| {
             let mut unseen = |_: &str, _: &Tensor| {};
@@ -89,7 +91,7 @@ impl Engine for Candle {
         })
     }
 
-    fn loss(&self, params: &ParamStore<Cpu>, batch: &Batch) -> Result<Loss> {
+    fn loss(&self, params: &ParamStore<Cpu>, batch: &Batch, _: Peers<'_, Cpu>) -> Result<Loss> {
         self.with(params, |reference| reference.forward(batch, None, &mut |_, _| {})?.loss())
     }
 }

@@ -3,13 +3,14 @@
 use crate::data::{LoaderConfig, SourceSpec};
 use crate::optim::balance::{BalanceConfig, Rule};
 use crate::optim::update::OptimizerConfig;
-use crate::recipe::{Balance, DataSource, Recipe};
+use crate::recipe::{Balance, DataSource, Deterministic, Recipe};
 
 use super::step::StepConfig;
 
 impl StepConfig {
     pub fn of(r: &Recipe) -> Self {
-        Self { optimizer: optimizer_config(r), router_freeze_tokens: r.router.freeze_tokens }
+        let by_sequence = (r.train.deterministic == Deterministic::Layout).then(|| r.train.sequences_per_step() as usize);
+        Self { optimizer: optimizer_config(r), router_freeze_tokens: r.router.freeze_tokens, by_sequence }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use crate::model::peers::Peers;
 use crate::model::{Cx, Model, ParamStore, stack::MicroBatch};
 use crate::tensor::backend::{Backend, Batch, Loss};
 
@@ -18,10 +19,11 @@ pub trait Engine {
         grads: &mut ParamStore<Self::B>,
         batch: &Batch,
         grad_scale: f32,
+        peers: Peers<'_, Self::B>,
     ) -> Result<MicroBatch>;
 
     /// Loss alone.
-    fn loss(&self, params: &ParamStore<Self::B>, batch: &Batch) -> Result<Loss>;
+    fn loss(&self, params: &ParamStore<Self::B>, batch: &Batch, peers: Peers<'_, Self::B>) -> Result<Loss>;
 }
 
 /// The model with hand-written backward.
@@ -43,13 +45,15 @@ impl<B: Backend> Engine for Native<B> {
         grads: &mut ParamStore<B>,
         batch: &Batch,
         grad_scale: f32,
+        peers: Peers<'_, B>,
     ) -> Result<MicroBatch> {
         let rows = self.backend.rows(batch)?;
-        Ok(self.model.forward_backward(&Cx::new(&self.backend, params, &rows), grads, grad_scale)?.0)
+        let cx = Cx { peers, ..Cx::new(&self.backend, params, &rows) };
+        Ok(self.model.forward_backward(&cx, grads, grad_scale)?.0)
     }
 
-    fn loss(&self, params: &ParamStore<B>, batch: &Batch) -> Result<Loss> {
+    fn loss(&self, params: &ParamStore<B>, batch: &Batch, peers: Peers<'_, B>) -> Result<Loss> {
         let rows = self.backend.rows(batch)?;
-        self.model.loss(&Cx::new(&self.backend, params, &rows))
+        self.model.loss(&Cx { peers, ..Cx::new(&self.backend, params, &rows) })
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::step::StepReport;
 use super::validate::Score;
 use crate::optim::balance::ExpertLoad;
+use crate::parallel::exchange::Waits;
 
 /// What the loop knows beside the step's own report.
 pub struct Timing {
@@ -17,6 +18,8 @@ pub struct Timing {
     pub flops_per_token: f64,
     /// What MFU is measured against, FLOP/s.
     pub peak_flops: f64,
+    /// Of the first of several ranks.
+    pub waits: Option<Waits>,
 }
 
 impl Timing {
@@ -36,6 +39,11 @@ struct Line {
     step_time_s: f64,
     data_time_s: f64,
     mfu: f64,
+    /// Seconds that the first of several ranks stood still for gradients and for weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gradient_wait_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weight_wait_s: Option<f64>,
     /// False when no token of the batch had a label, and nothing was updated.
     updated: bool,
     /// Share of tokens per class and block, the skip class last.
@@ -75,6 +83,8 @@ pub fn line(
         step_time_s: timing.step_s,
         data_time_s: timing.data_s,
         mfu: tokens_per_s * timing.flops_per_token / timing.peak_flops,
+        gradient_wait_s: timing.waits.map(|w| w.gradients.as_secs_f64()),
+        weight_wait_s: timing.waits.map(|w| w.weights.as_secs_f64()),
         updated: report.updated,
         expert_load: loads.iter().map(|l| l.fractions.clone()).collect(),
         expert_entropy: loads.iter().map(|l| l.entropy).collect(),
@@ -105,4 +115,9 @@ pub fn validation(scores: &[Score]) -> Map<String, Value> {
 /// The event of a save that failed; training may have gone on.
 pub fn checkpoint_failed(step: u64, failures: u64, error: &anyhow::Error) -> Value {
     json!({"event": "checkpoint_failed", "at_step": step, "checkpoint_failures": failures, "error": format!("{error:#}")})
+}
+
+/// The event of a start for which memory only sufficed with smaller micro-batches.
+pub fn micro_batch_reduced(step: u64, asked: usize, used: usize) -> Value {
+    json!({"event": "micro_batch_reduced", "at_step": step, "asked": asked, "used": used})
 }

@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use super::backend;
+use super::backend::{self, Fitted};
 use super::candle_engine::Candle;
 use super::config::{balance_config, loader_config, source_specs};
 use super::engine::Engine;
-use super::launcher::refuse_many_ranks;
 use super::lock::RunLock;
 use super::profile::{DATA, Profile, STEP};
+use super::ranks;
 use super::report::{self, Timing};
 use super::start::{check_resume, check_tokenizer, claim, claim_existing, find_start, open_init, open_validation};
 use super::state::TrainState;
-use super::step::{StepConfig, StepReport, step};
+use super::step::{StepConfig, StepReport, agree, step};
 use super::stop::{Outcome, Stop};
 use super::validate::{NamedSet, Score, score};
-use crate::checkpoint::{self, CKPT_DIR, Meta, RetainPolicy, SaveOptions, Saved};
+use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Meta, RetainPolicy, SaveOptions, Saved};
 use crate::data::{Loader, MixtureState};
 use crate::error::bad_input;
 use crate::failpoint;
@@ -30,8 +30,10 @@ use crate::monitor::metrics::{METRICS_FILE, last_step};
 use crate::monitor::progress::Shown;
 use crate::monitor::{MetricsWriter, Progress};
 use crate::optim::schedule::Schedule;
+use crate::parallel::{Alone, Group, Layout, Sharing, launch};
 use crate::plan::flops::Flops;
-use crate::recipe::Recipe;
+use crate::print::set_silent;
+use crate::recipe::{Deterministic, Recipe};
 use crate::tensor::backend::Batch;
 use crate::tensor::cpu::par;
 use crate::tensor::trace;
@@ -47,6 +49,8 @@ pub enum EngineKind {
 #[derive(Debug, Clone)]
 pub struct Options {
     pub engine: EngineKind,
+    /// Ranks of this run, as threads of this process.
+    pub ranks: usize,
     pub resume: bool,
     pub stop_at: Option<u64>,
     pub time_limit: Option<Duration>,
@@ -56,26 +60,59 @@ pub struct Options {
     pub profile: Option<PathBuf>,
 }
 
+/// Name of the message by which the first rank asks the others for a tensor.
+const TENSOR_TO_SAVE: &str = "number of the tensor to save";
+
 /// The resolved recipe in a run directory.
 pub const RECIPE_FILE: &str = "recipe.toml";
 /// The run's tokenizer in a run directory, so that what it trained can be used without the recipe's files.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// Trains as `recipe` says, in a thread pool of its own.
+/// Trains as `recipe` says, on as many ranks as `options` say.
 pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
-    refuse_many_ranks(|name| std::env::var(name).ok())?;
+    let variable = |name: &str| std::env::var(name).ok();
+    let launch = launch::detect(variable)?;
+    if !cfg!(feature = "mpi") || options.ranks > 1 {
+        launch::refuse_many_ranks(variable, launch::Alone::Build)?;
+    }
+    // Of processes, too, one speaks for all.
+    set_silent(launch.is_some_and(|l| l.rank > 0));
     // First of all, so that a signal while data and weights are read is also one that saves and ends.
     let stop = Stop::install(options.time_limit.or(recipe.run.time_limit))?;
-    par::pool(recipe.train.threads)?.install(|| match options.engine {
-        EngineKind::Cpu => Run::start(backend::native(recipe)?, recipe, options, stop)?.train(),
-        EngineKind::Candle => {
-            Run::start(Candle::new(recipe.model.clone(), recipe.train.precision)?, recipe, options, stop)?.train()
+    #[cfg(feature = "mpi")]
+    if let Some(launch) = launch {
+        return ranks::on_mpi(recipe, options, stop, launch);
+    }
+    if options.ranks > 1 {
+        return ranks::on_threads(recipe, options, stop);
+    }
+    ranks::layout(recipe, 1)?;
+    par::pool(recipe.train.threads)?.install(|| {
+        let table = ParamTable::new(&recipe.model);
+        let alone = Alone::new(&table);
+        match options.engine {
+            EngineKind::Cpu => {
+                let Fitted { engine, recipe, reduced_from } = backend::fitting(recipe, None, Ok)?;
+                Run::start(engine, &alone, &recipe, options, stop, reduced_from)?.train()
+            }
+            EngineKind::Candle => {
+                let engine = Candle::new(recipe.model.clone(), recipe.train.precision)?;
+                Run::start(engine, &alone, recipe, options, stop, None)?.train()
+            }
         }
     })
 }
 
-struct Run<'a, E: Engine> {
+/// What only the first rank has.
+struct First {
+    metrics: MetricsWriter,
+    _lock: RunLock,
+}
+
+/// A run as one of its ranks sees it. All ranks go through it together; the first one speaks, writes and saves.
+pub(super) struct Run<'a, E: Engine> {
     engine: E,
+    sharing: &'a dyn Sharing<E::B>,
     recipe: &'a Recipe,
     options: &'a Options,
     stop: Stop,
@@ -84,22 +121,41 @@ struct Run<'a, E: Engine> {
     validation: Vec<NamedSet>,
     tokenizer_hash: Option<String>,
     data_fingerprint: String,
-    metrics: MetricsWriter,
+    first: Option<First>,
     /// Step that the run was resumed from; its checkpoint is not deleted.
     resumed_from: Option<u64>,
     /// Step of the newest checkpoint of this state.
     saved_step: Option<u64>,
     checkpoint_failures: u64,
-    _lock: RunLock,
 }
 
 impl<'a, E: Engine> Run<'a, E> {
-    fn start(engine: E, recipe: &'a Recipe, options: &'a Options, stop: Stop) -> Result<Self> {
+    pub(super) fn start(
+        engine: E,
+        sharing: &'a dyn Sharing<E::B>,
+        recipe: &'a Recipe,
+        options: &'a Options,
+        stop: Stop,
+        reduced_from: Option<usize>,
+    ) -> Result<Self> {
         let dir = &recipe.run.dir;
-        let lock = claim_existing(dir, options)?;
-        let from = find_start(dir, options)?;
-        if let Some(from) = &from {
-            check_resume(recipe, from)?;
+        let world = sharing.mesh().map(|mesh| &mesh.world);
+        let is_first = world.is_none_or(|world| world.index() == 0);
+        let (mut lock, mut from) = (None, None);
+        if is_first {
+            lock = claim_existing(dir, options)?;
+            from = find_start(dir, options)?;
+            if let Some(from) = &from {
+                check_resume(recipe, from)?;
+            }
+        }
+        if let Some(world) = world {
+            // All ranks go on from what the first one found.
+            let mut step = [from.as_ref().map_or(u64::MAX, |c: &Checkpoint| c.meta().step)];
+            world.broadcast("step to go on from", 0, &mut step)?;
+            if !is_first && step[0] != u64::MAX {
+                from = Some(Checkpoint::open(&dir.join(CKPT_DIR).join(checkpoint::step_dir(step[0])))?);
+            }
         }
         let loader = Loader::open(loader_config(recipe), &source_specs(&recipe.data.sources))?;
         let validation = open_validation(recipe)?;
@@ -113,7 +169,8 @@ impl<'a, E: Engine> Run<'a, E> {
         }
         let init = options.init_from.as_deref().filter(|_| from.is_none());
         let hf = init.map(|dir| open_init(dir, recipe)).transpose()?;
-        let mut state = TrainState::new(engine.backend(), &recipe.model, &balance_config(recipe), |id| match (&hf, &from) {
+        let (backend, balance) = (engine.backend(), balance_config(recipe));
+        let mut state = TrainState::shared(backend, &recipe.model, &balance, sharing.ownership(), |id| match (&hf, &from) {
             (Some(model), _) => model.read(id),
             // About to be overwritten by the checkpoint.
             (None, Some(_)) => Ok(vec![0.0; table.specs[id].numel()]),
@@ -133,13 +190,24 @@ impl<'a, E: Engine> Run<'a, E> {
                 .with_context(|| format!("{}: the loader's state in the manifest", from.dir().display()))?;
             loader.restore(state.step, &loader_state)?;
         }
-        let lock = match lock {
-            Some(lock) => lock,
-            None => claim(dir)?,
+        if let Some(world) = world {
+            // Nothing is written before all ranks are ready.
+            world.barrier("start of training")?;
+        }
+        let first = match is_first {
+            true => {
+                let lock = match lock {
+                    Some(lock) => lock,
+                    None => claim(dir)?,
+                };
+                Some(First { metrics: MetricsWriter::append(&dir.join(METRICS_FILE))?, _lock: lock })
+            }
+            false => None,
         };
         let step = from.as_ref().map(|_| state.step);
-        Ok(Self {
+        let mut run = Self {
             engine,
+            sharing,
             recipe,
             options,
             stop,
@@ -148,15 +216,29 @@ impl<'a, E: Engine> Run<'a, E> {
             validation,
             tokenizer_hash,
             data_fingerprint,
-            metrics: MetricsWriter::append(&dir.join(METRICS_FILE))?,
+            first,
             resumed_from: step,
             saved_step: step,
             checkpoint_failures: 0,
-            _lock: lock,
-        })
+        };
+        if let Some(asked) = reduced_from {
+            run.write_metrics(&report::micro_batch_reduced(run.state.step, asked, recipe.train.micro_batch));
+        }
+        Ok(run)
     }
 
-    fn train(mut self) -> Result<Outcome> {
+    fn world(&self) -> Option<&'a Group> {
+        self.sharing.mesh().map(|mesh| &mesh.world)
+    }
+
+    /// Why to end now, agreed by all ranks.
+    fn agreed_reason(&self) -> Result<Option<Outcome>> {
+        let Some(world) = self.world() else { return Ok(self.stop.reason()) };
+        let codes = world.all_gather_values("reasons to stop", self.stop.code())?;
+        Ok(Stop::reason_of(codes.into_iter().max().unwrap_or(0)))
+    }
+
+    pub(super) fn train(mut self) -> Result<Outcome> {
         let total = self.recipe.train.steps;
         let until = self.options.stop_at.map_or(total, |s| s.min(total));
         let end = if until < total { Outcome::StopAt } else { Outcome::Finished };
@@ -164,7 +246,7 @@ impl<'a, E: Engine> Run<'a, E> {
             Some(step) => {
                 tell!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen);
                 if !self.finish_validation(step)? {
-                    return Ok(self.stop.signalled().map_or(end, Outcome::Signal));
+                    return Ok(self.agreed_reason()?.unwrap_or(end));
                 }
                 if step >= until {
                     tell!("nothing left to do: step {step} is done, and the run ends at step {until}");
@@ -173,21 +255,30 @@ impl<'a, E: Engine> Run<'a, E> {
             }
             None => tell!("starting at step 0 of {total}"),
         }
-        self.write_files()?;
+        if self.first.is_some() {
+            self.write_files()?;
+        }
         let cfg = StepConfig::of(self.recipe);
         let schedule = Schedule::of(self.recipe);
         let flops_per_token = Flops::of(self.recipe, &self.state.table).per_token();
-        let peak_flops = self.recipe.train.peak_flops.unwrap_or_else(|| machine::peak_flops(self.recipe.train.precision));
-        let mut progress = Progress::new(total, self.state.step);
+        let ranks = self.world().map_or(1, Group::size) as f64;
+        let peak_flops = match self.recipe.train.peak_flops {
+            Some(given) => given,
+            // Only the first rank tells how much of it is used.
+            None if self.first.is_none() => 1.0,
+            None => machine::peak_flops(self.recipe.train.precision) * ranks,
+        };
+        let mut progress = self.first.is_some().then(|| Progress::new(total, self.state.step));
         let start = self.state.step;
-        let mut profile = self.options.profile.clone().map(|path| Profile::new(path, until.saturating_sub(start)));
+        let profiled = self.options.profile.clone().filter(|_| self.first.is_some());
+        let mut profile = profiled.map(|path| Profile::new(path, until.saturating_sub(start)));
 
         let mut validated = true;
         let outcome = loop {
             if self.state.step >= until && validated {
                 break end;
             }
-            if let Some(reason) = self.stop.reason() {
+            if let Some(reason) = self.agreed_reason()? {
                 break reason;
             }
             failpoint::hit_at("step", self.state.step)?;
@@ -201,19 +292,22 @@ impl<'a, E: Engine> Run<'a, E> {
             let data_s = started.elapsed().as_secs_f64();
             let lr = schedule.lr_at(self.state.step);
             let interrupted = || self.stop.signalled().is_some();
-            let done = step(&self.engine, &mut self.state, &cfg, &batches, lr, &interrupted);
+            let done = step(&self.engine, &mut self.state, &cfg, self.sharing, &batches, lr, &interrupted);
             // Interrupted between two micro-batches: the step has not happened.
             let Some(report) = done.inspect_err(|_| self.sync_metrics())? else { continue };
             drop(recorded);
             profile.iter_mut().for_each(|p| p.after(nth));
-            let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops };
+            let waits = self.sharing.take_waits();
+            let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops, waits };
             let now = self.state.step;
 
             let due = self.validation_due(now);
             let scores = if due { self.validate()? } else { Some(Vec::new()) };
             validated = scores.is_some();
             let scores = scores.unwrap_or_default();
-            self.show(&mut progress, &report, &timing, &scores);
+            if let Some(progress) = &mut progress {
+                self.show(progress, &report, &timing, &scores);
+            }
             if due || now >= until || now.is_multiple_of(self.recipe.metrics.every) {
                 let line = report::line(now, self.state.tokens_seen, &report, &timing, &scores, self.checkpoint_failures);
                 self.write_metrics(&line);
@@ -222,7 +316,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 self.save(false)?;
             }
         };
-        progress.finish();
+        progress.iter().for_each(Progress::finish);
         if self.saved_step != Some(self.state.step) {
             self.save(true)?;
         }
@@ -248,21 +342,27 @@ impl<'a, E: Engine> Run<'a, E> {
 
     /// A line that cannot be written (a full disk) does not end the run either.
     fn write_metrics(&mut self, line: &impl Serialize) {
-        if let Err(e) = self.metrics.write(line) {
+        let Some(first) = &mut self.first else { return };
+        if let Err(e) = first.metrics.write(line) {
             tell!("warning: {e:#}; training goes on without this line of metrics");
         }
     }
 
     fn sync_metrics(&self) {
-        if let Err(e) = self.metrics.sync() {
+        let Some(first) = &self.first else { return };
+        if let Err(e) = first.metrics.sync() {
             tell!("warning: {e:#}");
         }
     }
 
-    /// The global batch of the next step, cut into micro-batches.
+    /// This rank's part of the global batch of the next step, cut into micro-batches.
     fn micro_batches(&self) -> Result<Vec<Batch>> {
-        let (sequences, micro) = (self.recipe.train.sequences_per_step() as usize, self.recipe.train.micro_batch);
-        (0..sequences).step_by(micro).map(|s| self.loader.batch(self.state.step, s..(s + micro).min(sequences))).collect()
+        let train = &self.recipe.train;
+        let sequences = train.sequences_per_step() as usize;
+        let micro = if train.deterministic == Deterministic::Layout { 1 } else { train.micro_batch };
+        let mesh = self.sharing.mesh();
+        let (layout, rank) = mesh.map_or((Layout::SINGLE, 0), |mesh| (mesh.layout, mesh.rank));
+        layout.micro_batches(rank, sequences, micro).into_iter().map(|s| self.loader.batch(self.state.step, s)).collect()
     }
 
     /// A function of the recipe and the step, not of where the run is stopped.
@@ -275,7 +375,8 @@ impl<'a, E: Engine> Run<'a, E> {
     fn validate(&self) -> Result<Option<Vec<Score>>> {
         let (tokens, train) = (self.recipe.eval.tokens, &self.recipe.train);
         let interrupted = || self.stop.signalled().is_some();
-        let one = |set| score(&self.engine, &self.state.params, set, tokens, train.micro_batch, train.seq_len, &interrupted);
+        let (engine, params, sharing) = (&self.engine, &self.state.params, self.sharing);
+        let one = |set| score(engine, params, sharing, set, tokens, train.micro_batch, train.seq_len, &interrupted);
         self.validation.iter().map(one).collect()
     }
 
@@ -285,22 +386,34 @@ impl<'a, E: Engine> Run<'a, E> {
         if !self.validation_due(step) {
             return Ok(true);
         }
-        match last_step(self.metrics.path())? {
-            Some((text, line)) if line["step"] == step && !line.contains_key(report::VAL_LOSS) => {
-                let Some(scores) = self.validate()? else { return Ok(false) };
-                // The text itself: numbers that were read might come back changed in their last digit.
-                let scores = serde_json::to_string(&report::validation(&scores))?;
-                let start = text.strip_suffix('}').context("a line of metrics without an end")?;
-                self.metrics.write_text(&format!("{start},{}", &scores[1..]))?;
-                Ok(true)
-            }
-            _ => Ok(true),
+        let unfinished = match &self.first {
+            Some(first) => last_step(first.metrics.path())?
+                .filter(|(_, line)| line["step"] == step && !line.contains_key(report::VAL_LOSS))
+                .map(|(text, _)| text),
+            None => None,
+        };
+        if !agree(self.world(), unfinished.is_some())? {
+            return Ok(true);
         }
+        let Some(scores) = self.validate()? else { return Ok(false) };
+        if let (Some(first), Some(text)) = (&mut self.first, unfinished) {
+            // The text itself: numbers that were read might come back changed in their last digit.
+            let scores = serde_json::to_string(&report::validation(&scores))?;
+            let start = text.strip_suffix('}').context("a line of metrics without an end")?;
+            first.metrics.write_text(&format!("{start},{}", &scores[1..]))?;
+        }
+        Ok(true)
     }
 
     /// Saves a checkpoint. A failed save does not end a run that goes on (the next one may work), only one that ends here.
     fn save(&mut self, must: bool) -> Result<()> {
         let root = self.recipe.run.dir.join(CKPT_DIR);
+        self.sharing.settle(&self.state.params)?;
+        if let Some(world) = self.world().filter(|world| world.index() != 0) {
+            self.bring_tensors(world)?;
+            self.saved_step = Some(self.state.step);
+            return Ok(());
+        }
         // A checkpoint means that the lines of all its steps are safe.
         self.sync_metrics();
         match self.try_save(&root) {
@@ -333,13 +446,37 @@ impl<'a, E: Engine> Run<'a, E> {
         };
         self.state.describe(&mut meta);
         let tensors = self.state.tensors();
+        let (world, backend) = (self.world(), self.engine.backend());
         let mut read = |i: usize| {
-            let values = self.state.read(self.engine.backend(), &tensors[i].name)?;
+            let values = match world {
+                None => self.state.read(backend, &tensors[i].name)?,
+                Some(world) => {
+                    world.broadcast(TENSOR_TO_SAVE, 0, &mut [i as u64])?;
+                    self.state.collect(backend, world, &tensors[i].name)?
+                }
+            };
             // Such a state trains no further; saved, it would be the one to resume from, and push good ones out.
             ensure!(values.iter().all(|x| x.is_finite()), "`{}` holds numbers that are not finite", tensors[i].name);
             Ok(values)
         };
-        checkpoint::save(root, &meta, &tensors, &mut read, &SaveOptions::default())
+        let saved = checkpoint::save(root, &meta, &tensors, &mut read, &SaveOptions::default());
+        if let Some(world) = world {
+            world.broadcast(TENSOR_TO_SAVE, 0, &mut [u64::MAX])?;
+        }
+        saved
+    }
+
+    /// While the first rank saves: sends it the parts of the tensors it asks for.
+    fn bring_tensors(&self, world: &Group) -> Result<()> {
+        let tensors = self.state.tensors();
+        loop {
+            let mut next = [0u64];
+            world.broadcast(TENSOR_TO_SAVE, 0, &mut next)?;
+            match tensors.get(next[0] as usize) {
+                Some(tensor) => drop(self.state.collect(self.engine.backend(), world, &tensor.name)?),
+                None => return Ok(()),
+            }
+        }
     }
 
     fn retain(&self, root: &Path) {

@@ -1,12 +1,15 @@
 //! Everything that changes while training, tensor by tensor as a checkpoint names it.
 
-use anyhow::{Context, Result};
+use std::ops::Range;
+
+use anyhow::{Context, Result, ensure};
 
 use crate::checkpoint::{self, Checkpoint, Meta, TensorInfo};
 use crate::model::params::ParamId;
 use crate::model::{ModelConfig, ParamStore, ParamTable};
 use crate::optim::balance::{BalanceConfig, Balancer};
 use crate::optim::update::OptimizerState;
+use crate::parallel::{Group, Ownership};
 use crate::tensor::Backend;
 
 pub struct TrainState<B: Backend> {
@@ -15,6 +18,8 @@ pub struct TrainState<B: Backend> {
     pub grads: ParamStore<B>,
     pub optimizer: OptimizerState<B>,
     pub balancer: Balancer,
+    /// What of all this is here.
+    ownership: Ownership,
     /// Steps done.
     pub step: u64,
     pub tokens_seen: u64,
@@ -39,14 +44,28 @@ impl<B: Backend> TrainState<B> {
         balance: &BalanceConfig,
         values: impl FnMut(ParamId) -> Result<Vec<f32>>,
     ) -> Result<Self> {
+        let whole = Ownership::whole(&ParamTable::new(cfg));
+        Self::shared(backend, cfg, balance, &whole, values)
+    }
+
+    /// What one rank holds and updates of it.
+    pub fn shared(
+        backend: &B,
+        cfg: &ModelConfig,
+        balance: &BalanceConfig,
+        ownership: &Ownership,
+        values: impl FnMut(ParamId) -> Result<Vec<f32>>,
+    ) -> Result<Self> {
         let table = ParamTable::new(cfg);
-        let params = ParamStore::from_host(backend, &table, values)?;
+        let holds = |id| ownership.holds(id);
+        let params = ParamStore::from_host_of(backend, &table, holds, values)?;
         let biases = table.blocks.iter().map(|b| backend.download(&params[b.moe.balancing_biases]));
         let balancer = Balancer::new(*balance, &biases.collect::<Result<Vec<_>>>()?);
         Ok(Self {
             params,
-            grads: ParamStore::zeros(backend, &table)?,
-            optimizer: OptimizerState::zeros(backend, &table)?,
+            grads: ParamStore::zeros_of(backend, &table, holds)?,
+            optimizer: OptimizerState::zeros(backend, &table, ownership)?,
+            ownership: ownership.clone(),
             balancer,
             table,
             step: 0,
@@ -91,6 +110,7 @@ impl<B: Backend> TrainState<B> {
         Ok((block, at))
     }
 
+    /// A tensor of a state that is here as a whole.
     pub fn read(&self, backend: &B, name: &str) -> Result<Vec<f32>> {
         let (id, part) = self.find(name)?;
         match part {
@@ -105,14 +125,44 @@ impl<B: Backend> TrainState<B> {
         }
     }
 
+    /// A tensor of a state that is spread over the ranks of `world`, whole at member 0 (empty at the others). All call it
+    /// together, with weights that have arrived.
+    pub fn collect(&self, backend: &B, world: &Group, name: &str) -> Result<Vec<f32>> {
+        let (id, part) = self.find(name)?;
+        let spec = &self.table.specs[id];
+        let own: Option<(Vec<Range<usize>>, Vec<f32>)> = match part {
+            // Everybody has it.
+            Part::Weight if spec.expert.is_none() => None,
+            // From those that update its rows: exactly one each.
+            Part::Weight => {
+                let (rows, cols) = (self.ownership.rows(id), spec.matrix_shape()[1]);
+                let weights = if rows.is_empty() { Vec::new() } else { backend.download(&self.params[id])? };
+                let own = rows.iter().flat_map(|rows| &weights[rows.start * cols..rows.end * cols]).copied().collect();
+                Some((rows.to_vec(), own))
+            }
+            Part::Optimizer { slot } => match self.optimizer.moments[id].named().into_iter().find(|(n, _)| *n == slot) {
+                Some((_, buf)) => Some((self.ownership.rows(id).to_vec(), backend.download(buf)?)),
+                None => None,
+            },
+        };
+        match own {
+            None if world.index() == 0 => self.read(backend, name),
+            None => Ok(Vec::new()),
+            Some((rows, values)) => gather_rows(world, spec.matrix_shape(), &rows, &values),
+        }
+    }
+
     fn write(&mut self, backend: &B, name: &str, values: &[f32]) -> Result<()> {
         let (id, part) = self.find(name)?;
         let [rows, cols] = self.table.specs[id].matrix_shape();
         match part {
+            Part::Weight if !self.ownership.holds(id) => {}
             Part::Weight => self.params[id] = backend.upload(values, rows, cols)?,
             Part::Optimizer { slot } => {
                 if let Some((_, buf)) = self.optimizer.moments[id].named_mut().into_iter().find(|(n, _)| *n == slot) {
-                    *buf = backend.upload(values, rows, cols)?;
+                    let own = self.ownership.rows(id).iter().flat_map(|rows| &values[rows.start * cols..rows.end * cols]);
+                    let own: Vec<f32> = own.copied().collect();
+                    *buf = backend.upload(&own, self.ownership.num_rows(id), cols)?;
                 } else {
                     let (block, slot) = self.balancer_slot(id, slot)?;
                     self.balancer.slot_mut(block, slot).copy_from_slice(values);
@@ -144,4 +194,33 @@ impl<B: Backend> TrainState<B> {
         self.balancer.set_updates(meta.get_u64(BALANCE_UPDATES)?);
         Ok(())
     }
+}
+
+/// Rows of a matrix that lie on several ranks, whole at member 0.
+fn gather_rows(world: &Group, [rows, cols]: [usize; 2], own: &[Range<usize>], values: &[f32]) -> Result<Vec<f32>> {
+    let n = world.size();
+    let ranges: Vec<u64> = own.iter().flat_map(|r| [r.start as u64, r.end as u64]).collect();
+    let lens = world.all_gather_slices("sizes of a tensor's parts", &[ranges.len() as u64, values.len() as u64])?;
+    // All goes to member 0.
+    let counts = |field: usize| -> Vec<usize> {
+        (0..n * n).map(|i| if i % n == 0 { lens[i / n * 2 + field] as usize } else { 0 }).collect()
+    };
+    let total = |counts: &[usize]| if world.index() == 0 { counts.iter().sum() } else { 0 };
+    let (range_counts, value_counts) = (counts(0), counts(1));
+    let mut all_ranges = vec![0u64; total(&range_counts)];
+    let mut all_values = vec![0f32; total(&value_counts)];
+    world.all_to_all("rows of a tensor's parts", &range_counts, &ranges, &mut all_ranges)?;
+    world.all_to_all("a tensor's parts", &value_counts, values, &mut all_values)?;
+    if world.index() != 0 {
+        return Ok(Vec::new());
+    }
+    ensure!(all_values.len() == rows * cols, "{} numbers of a matrix of {rows} x {cols} were found", all_values.len());
+    let (mut out, mut rest) = (vec![0.0; rows * cols], &all_values[..]);
+    for range in all_ranges.chunks_exact(2) {
+        let (start, end) = (range[0] as usize * cols, range[1] as usize * cols);
+        let (part, after) = rest.split_at(end - start);
+        out[start..end].copy_from_slice(part);
+        rest = after;
+    }
+    Ok(out)
 }

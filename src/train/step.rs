@@ -6,6 +6,7 @@ use super::engine::Engine;
 use super::state::TrainState;
 use crate::failpoint;
 use crate::optim::update::{OptimizerConfig, clip_factor, grad_norm};
+use crate::parallel::{Group, Layout, Place, Sharing};
 use crate::tensor::backend::{Batch, Loss};
 use crate::tensor::trace;
 
@@ -18,6 +19,9 @@ pub struct StepConfig {
     pub optimizer: OptimizerConfig,
     /// The routers' weights stay as they are until this many tokens were seen. Balancing goes on.
     pub router_freeze_tokens: u64,
+    /// Sums of gradients are taken over a fixed tree of sequences, so that every layout without context parallelism gives the same
+    /// bits: the sequences of a global batch. Micro-batches then hold one sequence each. None = as is fastest.
+    pub by_sequence: Option<usize>,
 }
 
 /// What a step tells.
@@ -42,33 +46,63 @@ impl StepReport {
     }
 }
 
-/// Runs one step on the micro-batches of a global batch. Gradients are sums over all tokens with one division by the
-/// number of labels, so the way the batch is cut does not enter the mathematics. None when `interrupted` said so between
-/// two micro-batches: then nothing has changed.
+/// Runs one step on this rank's micro-batches of a global batch; every rank has as many, of whole sequences. Gradients are sums
+/// over all tokens with one division by the number of labels, so the way the batch is cut does not enter the mathematics. None when
+/// `interrupted` said so on some rank between two micro-batches: then nothing has changed on any.
+#[allow(clippy::too_many_arguments)]
 pub fn step<E: Engine>(
     engine: &E,
     state: &mut TrainState<E::B>,
     cfg: &StepConfig,
+    sharing: &dyn Sharing<E::B>,
     micro_batches: &[Batch],
     lr: f64,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<StepReport>> {
     let backend = engine.backend();
-    let labels: u64 = micro_batches.iter().map(Batch::num_labels).sum();
-    let tokens: u64 = micro_batches.iter().map(|b| b.tokens() as u64).sum();
+    let world = sharing.mesh().map(|mesh| &mesh.world);
+    let at = |phase: &'static str| {
+        let next = state.step + 1;
+        sharing.mesh().iter().for_each(|mesh| mesh.comm.at(|place| *place = Place { step: next, layer: None, phase }));
+    };
+    at("start");
+    let mut totals = [0, 0];
+    let mut batches = Vec::with_capacity(micro_batches.len());
+    for batch in micro_batches {
+        // The ranks of a context group hold the same sequences.
+        totals[1] += if sharing.mesh().is_none_or(|mesh| mesh.context.index() == 0) { batch.tokens() as u64 } else { 0 };
+        let part = sharing.cut(batch)?;
+        totals[0] += part.num_labels();
+        batches.push(part);
+    }
+    if let Some(world) = world {
+        world.all_reduce("counts of labels and tokens", &mut totals)?;
+    }
+    let [labels, tokens] = totals;
     let grad_scale = if labels == 0 { 0.0 } else { (1.0 / labels as f64) as f32 };
     let gradients = trace::phase(FORWARD_BACKWARD);
     state.grads.clear(backend)?;
     let mut loss = Loss::default();
+    // By sequence, where sums are taken so.
+    let mut losses = vec![0.0; cfg.by_sequence.unwrap_or(0)];
     let mut expert_counts: Vec<Vec<u64>> = Vec::new();
-    for batch in micro_batches {
-        if interrupted() {
+    for (i, batch) in batches.iter().enumerate() {
+        // Of several ranks, reasons to stop have just been agreed on when a step begins.
+        let asks = world.is_none() || i > 0;
+        if asks && agree(world, interrupted())? {
             return Ok(None);
         }
         failpoint::hit("micro_batch")?;
-        let result = engine.forward_backward(&state.params, &mut state.grads, batch, grad_scale)?;
+        let peers = if i + 1 == batches.len() { sharing.last_peers() } else { sharing.peers() };
+        let result = engine.forward_backward(&state.params, &mut state.grads, batch, grad_scale, peers)?;
         loss.sum += result.loss.sum;
         loss.count += result.loss.count;
+        if let Some(sequences) = cfg.by_sequence {
+            let (layout, rank) = sharing.mesh().map_or((Layout::SINGLE, 0), |mesh| (mesh.layout, mesh.rank));
+            let sequence = layout.micro_batches(rank, sequences, 1).get(i).cloned().filter(|own| !own.is_empty());
+            sequence.iter().for_each(|own| losses[own.start] = result.loss.sum);
+            sharing.leaf(backend, i, sequence.map(|own| own.start), &mut state.grads)?;
+        }
         if expert_counts.is_empty() {
             expert_counts = result.expert_counts;
         } else {
@@ -78,8 +112,18 @@ pub fn step<E: Engine>(
         }
     }
     drop(gradients);
+    at("reduction");
+    if let Some(world) = world {
+        share_results(world, &mut loss, &mut expert_counts)?;
+    }
+    if cfg.by_sequence.is_some() {
+        world.map_or(Ok(()), |world| world.all_reduce("losses of sequences", &mut losses))?;
+        loss.sum = losses.iter().sum();
+    }
+    sharing.reduced(backend, &mut state.grads)?;
     let router_frozen = state.tokens_seen < cfg.router_freeze_tokens;
-    let norm = grad_norm(backend, &state.table, &state.grads, router_frozen)?;
+    let share = |sums: &mut [f64]| world.map_or(Ok(()), |world| world.all_reduce("squares of gradients", sums));
+    let norm = grad_norm(backend, &state.table, &state.grads, sharing.ownership(), router_frozen, share)?;
     if !loss.sum.is_finite() || !norm.is_finite() {
         bail!(
             "step {}: the loss ({}) or the gradient norm ({norm}) is not a finite number; nothing of this step was applied. \
@@ -95,14 +139,36 @@ pub fn step<E: Engine>(
             &state.table,
             &mut state.params,
             &state.grads,
+            sharing.ownership(),
             &cfg.optimizer,
             lr,
             clip_factor(norm, cfg.optimizer.clip),
             router_frozen,
         )?;
+        sharing.updated(&mut state.params)?;
         state.balance(backend, &expert_counts)?;
     }
     state.step += 1;
     state.tokens_seen += tokens;
     Ok(Some(StepReport { loss, grad_norm: norm, lr, expert_counts, tokens, updated }))
+}
+
+/// Whether any rank says yes.
+pub fn agree(world: Option<&Group>, yes: bool) -> Result<bool> {
+    let Some(world) = world else { return Ok(yes) };
+    let mut count = [u64::from(yes)];
+    world.all_reduce("agreement to go on", &mut count)?;
+    Ok(count[0] > 0)
+}
+
+/// Adds up what all ranks counted.
+pub(super) fn share_results(world: &Group, loss: &mut Loss, expert_counts: &mut [Vec<u64>]) -> Result<()> {
+    let mut sum = [loss.sum];
+    world.all_reduce("sum of losses", &mut sum)?;
+    let mut counts = vec![loss.count];
+    counts.extend(expert_counts.iter().flatten());
+    world.all_reduce("counts of losses and experts", &mut counts)?;
+    *loss = Loss { sum: sum[0], count: counts[0] };
+    expert_counts.iter_mut().flatten().zip(&counts[1..]).for_each(|(to, count)| *to = *count);
+    Ok(())
 }

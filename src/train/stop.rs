@@ -19,6 +19,7 @@ pub enum Outcome {
     Signal(i32),
 }
 
+#[derive(Clone)]
 pub struct Stop {
     signal: Arc<AtomicUsize>,
     started: Instant,
@@ -45,6 +46,24 @@ impl Stop {
         match self.signal.load(Ordering::Relaxed) {
             0 => None,
             s => Some(s as i32),
+        }
+    }
+
+    /// What this rank has seen, as a number that a later or stronger reason exceeds.
+    pub fn code(&self) -> u64 {
+        match self.reason() {
+            None => 0,
+            Some(Outcome::Signal(s)) => 2 + s as u64,
+            Some(_) => 1,
+        }
+    }
+
+    /// The reason that a number stands for.
+    pub fn reason_of(code: u64) -> Option<Outcome> {
+        match code {
+            0 => None,
+            1 => Some(Outcome::TimeLimit),
+            s => Some(Outcome::Signal((s - 2) as i32)),
         }
     }
 

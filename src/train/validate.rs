@@ -3,9 +3,11 @@
 use anyhow::Result;
 
 use super::engine::Engine;
+use super::step::{agree, share_results};
 use crate::data::ValidationSet;
 use crate::failpoint;
 use crate::model::ParamStore;
+use crate::parallel::Sharing;
 use crate::tensor::backend::Loss;
 
 /// Outcome of one pass over a held-out set.
@@ -36,9 +38,11 @@ pub struct NamedSet {
 
 /// Loss over the first `max_tokens` tokens (rounded down to whole windows) of a set, `micro_batch` windows at a time. None when
 /// `interrupted` says so between two batches.
+#[allow(clippy::too_many_arguments)]
 pub fn score<E: Engine>(
     engine: &E,
     params: &ParamStore<E::B>,
+    sharing: &dyn Sharing<E::B>,
     named: &NamedSet,
     max_tokens: Option<u64>,
     micro_batch: usize,
@@ -47,15 +51,24 @@ pub fn score<E: Engine>(
 ) -> Result<Option<Score>> {
     let set = &named.set;
     let windows = max_tokens.map_or(u64::MAX, |t| t / seq_len as u64).min(set.num_windows());
+    let mesh = sharing.mesh();
+    let (world, replicas) = (mesh.map(|m| &m.world), mesh.map_or(1, |m| m.layout.replicas() as u64));
+    let replica = mesh.map_or(0, |m| m.layout.replica_of(m.rank) as u64);
     let mut loss = Loss::default();
-    for first in (0..windows).step_by(micro_batch) {
-        if interrupted() {
+    // All ranks take part in every round, the last ones of the last round without windows.
+    for round in (0..windows).step_by(micro_batch * replicas as usize) {
+        if agree(world, interrupted())? {
             return Ok(None);
         }
         failpoint::hit("eval")?;
-        let part = engine.loss(params, &set.batch(first..(first + micro_batch as u64).min(windows))?)?;
+        let first = (round + replica * micro_batch as u64).min(windows);
+        let batch = sharing.cut(&set.batch(first..(first + micro_batch as u64).min(windows))?)?;
+        let part = engine.loss(params, &batch, sharing.peers())?;
         loss.sum += part.sum;
         loss.count += part.count;
+    }
+    if let Some(world) = world {
+        share_results(world, &mut loss, &mut [])?;
     }
     Ok(Some(Score { name: named.name.clone(), loss, bytes_per_token: set.bytes_per_token() }))
 }

@@ -11,6 +11,7 @@ use zaya::model::stack::Recompute;
 use zaya::model::{Model, ParamTable};
 use zaya::optim::balance::{BalanceConfig, Rule};
 use zaya::optim::update::OptimizerConfig;
+use zaya::parallel::Alone;
 use zaya::tensor::Backend;
 use zaya::tensor::backend::{Batch, Precision};
 use zaya::tensor::cpu::Cpu;
@@ -88,7 +89,8 @@ struct Trainer {
 
 impl Trainer {
     fn new(cpu: Cpu, recompute: Recompute) -> Self {
-        let (config, cfg) = (config(), StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0 });
+        let (config, cfg) =
+            (config(), StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0, by_sequence: None });
         let balance =
             BalanceConfig { rule: Rule::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8 }, warmup: 0, include_skip: false };
         let table = ParamTable::new(&config);
@@ -98,7 +100,8 @@ impl Trainer {
 
     fn step(&mut self, n: u32) {
         // Two micro-batches, to see gradients accumulate.
-        step(&self.engine, &mut self.state, &self.cfg, &[batch(n), batch(n + 100)], 1e-3, &|| false).unwrap().unwrap();
+        let alone = Alone::new(&self.state.table);
+        step(&self.engine, &mut self.state, &self.cfg, &alone, &[batch(n), batch(n + 100)], 1e-3, &|| false).unwrap().unwrap();
     }
 
     fn weights(&self) -> Vec<Vec<u32>> {
@@ -113,7 +116,7 @@ fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
 }
 
 fn working_bytes(precision: Precision, recompute: Recompute) -> usize {
-    let step = Step { micro_batch: 4, seq_len: SEQ, precision, head_precision: precision, recompute };
+    let step = Step { micro_batch: 4, seq_len: SEQ, precision, head_precision: precision, recompute, sharing: None };
     step.working_bytes(&config(), &OptimizerConfig::default()).unwrap()
 }
 
@@ -183,7 +186,8 @@ fn a_step_allocates_no_buffers() {
         let batches: Vec<Batch> = (1..5).map(batch).collect();
         let before = LARGE.load(Ordering::Relaxed);
         for pair in batches.chunks(2) {
-            step(&trainer.engine, &mut trainer.state, &trainer.cfg, pair, 1e-3, &|| false).unwrap().unwrap();
+            let alone = Alone::new(&trainer.state.table);
+            step(&trainer.engine, &mut trainer.state, &trainer.cfg, &alone, pair, 1e-3, &|| false).unwrap().unwrap();
         }
         assert_eq!(LARGE.load(Ordering::Relaxed) - before, 0, "buffers of {LARGE_BYTES} bytes or more");
     });

@@ -13,6 +13,7 @@ mod generation;
 mod handle_backend;
 mod hf;
 mod layers_vs_autograd;
+mod parallel;
 mod pretrain;
 mod program;
 mod recipe;

@@ -5,6 +5,7 @@ use zaya::model::reference::Precision;
 use zaya::model::{Model, ParamId};
 use zaya::optim::balance::BalanceConfig;
 use zaya::optim::update::OptimizerConfig;
+use zaya::parallel::Alone;
 use zaya::tensor::Backend;
 use zaya::tensor::backend::{Batch, MuonItem, MuonStep};
 use zaya::tensor::cpu::Cpu;
@@ -17,7 +18,8 @@ use crate::fixtures::*;
 
 /// A step that nothing interrupts.
 fn step<E: Engine>(engine: &E, state: &mut TrainState<E::B>, cfg: &StepConfig, batches: &[Batch], lr: f64) -> StepReport {
-    zaya::train::step::step(engine, state, cfg, batches, lr, &|| false).unwrap().unwrap()
+    let alone = Alone::new(&state.table);
+    zaya::train::step::step(engine, state, cfg, &alone, batches, lr, &|| false).unwrap().unwrap()
 }
 
 fn f32s(t: &candle_core::Tensor) -> Vec<f32> {
@@ -104,7 +106,7 @@ fn batches(micro: usize) -> Vec<Vec<Batch>> {
 fn eight_steps_equal_the_reference<E: Engine>(engine: &E, micro: usize) {
     let meta = meta();
     let mut state = state(engine);
-    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0 };
+    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0, by_sequence: None };
     for (t, (batches, log)) in batches(micro).iter().zip(meta["log"].as_array().unwrap()).enumerate() {
         let report = step(engine, &mut state, &cfg, batches, log["lr"].as_f64().unwrap());
         let close = |name: &str, got: f64| {
@@ -158,7 +160,7 @@ fn thread_count_does_not_change_a_step() {
         pool.install(|| {
             let engine = native();
             let mut state = state(&engine);
-            let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0 };
+            let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0, by_sequence: None };
             let batches = batches(4);
             let losses: Vec<u64> =
                 (0..3).map(|t| step(&engine, &mut state, &cfg, &batches[t], 1e-3).loss.sum.to_bits()).collect();
@@ -179,7 +181,7 @@ fn a_batch_without_labels_changes_nothing() {
     let before = engine.backend.download(&state.params[state.table.embed]).unwrap();
     let mut batch = batches(4)[0][0].clone();
     batch.labels.fill(-100);
-    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0 };
+    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0, by_sequence: None };
     let report = step(&engine, &mut state, &cfg, &[batch], 1e-3);
     assert!(!report.updated && report.mean_loss() == 0.0 && report.grad_norm == 0.0);
     assert_eq!(engine.backend.download(&state.params[state.table.embed]).unwrap(), before);
@@ -199,7 +201,7 @@ fn a_frozen_router_keeps_its_weights() {
         router.iter().map(|id| engine.backend.download(&state.params[*id]).unwrap()).collect()
     };
     let (before, biases) = (weights(&state), state.balancing_biases(&engine.backend).unwrap());
-    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 129 };
+    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 129, by_sequence: None };
     let batches = batches(4);
     for batches in &batches[..2] {
         step(&engine, &mut state, &cfg, batches, 1e-3);

@@ -65,7 +65,7 @@ pub(super) fn attention<B: Backend>(b: &B, lines: &mut Lines) -> Result<()> {
                 conv1_bias: &mut g.conv1_bias,
                 temp: &mut g.temp,
             };
-            b.cca_mix_backward(&rows, shape, x.as_ref(), p, &saved, d_qkv.as_ref(), g).map(drop)
+            b.cca_mix_backward(&rows, shape, x.as_ref(), p, None, &saved, d_qkv.as_ref(), g).map(drop)
         })?;
 
         let window = if kind == AttentionKind::Sliding { m.sliding_window } else { None };

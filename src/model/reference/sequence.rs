@@ -23,11 +23,14 @@ pub struct Sequences {
 }
 
 impl Sequences {
-    /// Fails when the batch's lists do not have one entry a row, or when it continues from caches.
+    /// Fails when the batch's lists do not have one entry a row, or when its sequences are not whole.
     pub fn new(batch: &Batch, dtype: DType, device: &Device) -> Result<Self> {
         let tokens = batch.tokens();
         if batch.past != 0 {
             return Err(bad_input("the candle reference has no caches: give it whole sequences (past = 0)"));
+        }
+        if batch.chunks.is_some() {
+            return Err(bad_input("the candle reference computes whole sequences, not chunks of them"));
         }
         let lists = [
             ("ids", batch.ids.len(), false),

@@ -1,6 +1,6 @@
 //! A matrix of the CPU backend, and the packed copies that a weight keeps of itself.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::arena::Block;
 use super::packed::{Core, Format, Layout, Panels, Source, pack_on_threads};
@@ -16,8 +16,8 @@ pub struct Buf {
 
 #[derive(Debug)]
 enum Store {
-    /// Weights, gradients, optimizer state, and what the host brings.
-    Own(Vec<f32>),
+    /// Weights, gradients, optimizer state, and what the host brings. Empty while its numbers are on their way from other ranks.
+    Own(OnceLock<Vec<f32>>),
     /// What verbs return.
     Arena(Block<f32>),
     /// A matrix of a plan: only its shape is known.
@@ -56,7 +56,7 @@ impl Buf {
 
     pub(super) fn own(data: Vec<f32>, rows: usize, cols: usize) -> Self {
         debug_assert_eq!(data.len(), rows * cols);
-        Self::new(Store::Own(data), rows, cols)
+        Self::new(Store::Own(OnceLock::from(data)), rows, cols)
     }
 
     pub(super) fn in_arena(block: Block<f32>, rows: usize, cols: usize) -> Self {
@@ -70,7 +70,7 @@ impl Buf {
 
     pub fn data(&self) -> &[f32] {
         match &self.store {
-            Store::Own(data) => data,
+            Store::Own(data) => data.get().expect("weights have arrived before they are read"),
             Store::Arena(block) => block,
             Store::Planned => unreachable!("a planned matrix has no numbers"),
         }
@@ -78,15 +78,37 @@ impl Buf {
 
     /// The numbers, to be changed: packed copies go stale.
     pub fn data_mut(&mut self) -> &mut [f32] {
+        self.forget_packs();
+        match &mut self.store {
+            Store::Own(data) => data.get_mut().expect("weights have arrived before they are changed"),
+            Store::Arena(block) => block,
+            Store::Planned => unreachable!("a planned matrix has no numbers"),
+        }
+    }
+
+    /// Takes the numbers out of a buffer of the host's making, until `put` brings them back.
+    pub fn take(&mut self) -> Vec<f32> {
+        self.forget_packs();
+        match &mut self.store {
+            Store::Own(data) => data.take().expect("numbers are taken once"),
+            _ => unreachable!("only buffers of their own lose their numbers"),
+        }
+    }
+
+    /// Brings numbers back that were taken.
+    pub fn put(&self, data: Vec<f32>) {
+        assert_eq!(data.len(), self.rows * self.cols, "a buffer of {} x {}", self.rows, self.cols);
+        match &self.store {
+            Store::Own(place) => place.set(data).expect("numbers that are there were not taken"),
+            _ => unreachable!("only buffers of their own lose their numbers"),
+        }
+    }
+
+    fn forget_packs(&mut self) {
         let packs = self.packs.get_mut().unwrap_or_else(PoisonError::into_inner);
         for pack in packs {
             // Nobody holds one beyond a verb, and verbs that read a weight do not run beside one that writes it.
             Arc::get_mut(pack).expect("packed weights are in use").stale = true;
-        }
-        match &mut self.store {
-            Store::Own(data) => data,
-            Store::Arena(block) => block,
-            Store::Planned => unreachable!("a planned matrix has no numbers"),
         }
     }
 

@@ -83,10 +83,10 @@ impl Shape {
     }
 }
 
-pub fn forward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: SkipMode) -> Result<(Buf, Saved)> {
-    let (shape, core, tokens) = (Shape::of(h, experts), &cpu.core, h.rows);
+pub fn forward(cpu: &Cpu, h_buf: &Buf, routing: &Routing, experts: &[Buf], skip: SkipMode) -> Result<(Buf, Saved)> {
+    let (shape, core, tokens) = (Shape::of(h_buf, experts), &cpu.core, h_buf.rows);
     let (d, f) = (shape.d, shape.f);
-    let mut out = cpu.out(tokens, d)?;
+    let mut out = cpu.matrix(tokens, d)?;
     let mut saved = Saved { gate_up: cpu.block(tokens * 2 * f)? };
     let per_thread = LEFT_SCRATCH + MC * (f + d);
     let mut scratch = cpu.block::<f32>(par::threads() * per_thread)?;
@@ -95,7 +95,7 @@ pub fn forward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: Ski
     }
     let weights: Vec<_> = experts.iter().map(|w| w.packed(core, Side::Forward)).collect();
     let blocks = Blocks::new(routing, shape.num);
-    let h = h.data();
+    let h = h_buf.data();
     let (all_out, all_gate_up) = (Shared::new(out.data_mut()), Shared::new(&mut saved.gate_up));
     par::tasks_with(blocks.len(), &mut scratch, per_thread, |i, scratch| {
         let (e, range) = blocks.get(routing, i);
@@ -118,36 +118,86 @@ pub fn forward(cpu: &Cpu, h: &Buf, routing: &Routing, experts: &[Buf], skip: Ski
             out.iter_mut().zip(y).for_each(|(out, y)| *out = p * y);
         }
     });
-    let skipped = &routing.order[routing.offsets[shape.num]..];
+    skip_forward(h_buf, routing, shape.num, skip, &mut out);
+    Ok((out, saved))
+}
+
+/// Outputs of the rows that the router sends to the skip class, which follows `experts` experts.
+pub fn skip_forward(h: &Buf, routing: &Routing, experts: usize, skip: SkipMode, out: &mut Buf) {
+    let (d, h, out) = (h.cols, h.data(), Shared::new(out.data_mut()));
+    let skipped = &routing.order[routing.offsets[experts]..];
     par::chunks(skipped.len(), MC, |range| {
         for t in &skipped[range] {
             let t = *t as usize;
-            // SAFETY: as above.
-            let out = unsafe { all_out.range(t * d, d) };
+            // SAFETY: every row stands in the order once.
+            let out = unsafe { out.range(t * d, d) };
             match skip {
                 SkipMode::Zero => out.fill(0.0),
                 SkipMode::Identity => out.iter_mut().zip(&h[t * d..]).for_each(|(out, h)| *out = routing.prob[t] * h),
             }
         }
     });
-    Ok((out, saved))
+}
+
+/// Gradients of the rows that the router sends to the skip class.
+#[allow(clippy::too_many_arguments)]
+pub fn skip_backward(h: &Buf, routing: &Routing, experts: usize, skip: SkipMode, dy: &Buf, dh: &mut Buf, d_prob: &mut Buf) {
+    let (d, h, dy) = (h.cols, h.data(), dy.data());
+    let (dh, d_prob) = (Shared::new(dh.data_mut()), Shared::new(d_prob.data_mut()));
+    let skipped = &routing.order[routing.offsets[experts]..];
+    par::chunks(skipped.len(), MC, |range| {
+        for t in &skipped[range] {
+            let t = *t as usize;
+            // SAFETY: every row stands in the order once.
+            let (dh, d_prob) = unsafe { (dh.range(t * d, d), d_prob.range(t, 1)) };
+            let (dy, h, p) = (&dy[t * d..][..d], &h[t * d..][..d], routing.prob[t]);
+            match skip {
+                SkipMode::Zero => (dh.fill(0.0), d_prob.fill(0.0)),
+                SkipMode::Identity => {
+                    (dh.iter_mut().zip(dy).for_each(|(dh, dy)| *dh = p * dy), d_prob.fill(lane_sum(d, |j| dy[j] * h[j])))
+                }
+            };
+        }
+    });
+}
+
+/// Rows `order` of `x`, one after the other; `width` numbers each.
+pub fn gather(x: &[f32], order: &[u32], width: usize, out: &mut [f32]) {
+    let out = Shared::new(out);
+    par::chunks(order.len(), MC, |range| {
+        for i in range {
+            // SAFETY: one row each.
+            unsafe { out.range(i * width, width) }.copy_from_slice(&x[order[i] as usize * width..][..width]);
+        }
+    });
+}
+
+/// The reverse of `gather`. No row stands in `order` twice.
+pub fn scatter(x: &[f32], order: &[u32], width: usize, out: &mut [f32]) {
+    let out = Shared::new(out);
+    par::chunks(order.len(), MC, |range| {
+        for i in range {
+            // SAFETY: no row twice.
+            unsafe { out.range(order[i] as usize * width, width) }.copy_from_slice(&x[i * width..][..width]);
+        }
+    });
 }
 
 /// Returns the gradients of `h` and of the chosen probabilities.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     cpu: &Cpu,
-    h: &Buf,
+    h_buf: &Buf,
     routing: &Routing,
     experts: &[Buf],
     skip: SkipMode,
     saved: &Saved,
-    dy: &Buf,
+    dy_buf: &Buf,
     g: &mut [Buf],
 ) -> Result<(Buf, Buf)> {
-    let (shape, core, tokens) = (Shape::of(h, experts), &cpu.core, h.rows);
+    let (shape, core, tokens) = (Shape::of(h_buf, experts), &cpu.core, h_buf.rows);
     let (d, f) = (shape.d, shape.f);
-    let (mut dh, mut d_prob) = (cpu.out(tokens, d)?, cpu.out(tokens, 1)?);
+    let (mut dh, mut d_prob) = (cpu.matrix(tokens, d)?, cpu.matrix(tokens, 1)?);
     // Operands of the weights' gradients, rows in the order: gathered input, activation, gradients of gate and up, and of the
     // expert's output.
     let mut rows_h = cpu.block::<f32>(tokens * d)?;
@@ -164,7 +214,7 @@ pub fn backward(
     }
     let weights: Vec<_> = experts.iter().map(|w| w.packed(core, Side::Backward)).collect();
     let blocks = Blocks::new(routing, shape.num);
-    let (h, dy) = (h.data(), dy.data());
+    let (h, dy) = (h_buf.data(), dy_buf.data());
     let (all_dh, all_d_prob) = (Shared::new(dh.data_mut()), Shared::new(d_prob.data_mut()));
     {
         let [all_h, all_act, all_d_gate_up, all_dy] =
@@ -217,21 +267,7 @@ pub fn backward(
         });
     }
     weight_gradients(core, &shape, routing, [&rows_h, &rows_d_gate_up, &rows_act, &rows_dy], g, &mut scratch, alone);
-    let skipped = &routing.order[routing.offsets[shape.num]..];
-    par::chunks(skipped.len(), MC, |range| {
-        for t in &skipped[range] {
-            let t = *t as usize;
-            // SAFETY: as above.
-            let (dh, d_prob) = unsafe { (all_dh.range(t * d, d), all_d_prob.range(t, 1)) };
-            let (dy, h, p) = (&dy[t * d..][..d], &h[t * d..][..d], routing.prob[t]);
-            match skip {
-                SkipMode::Zero => (dh.fill(0.0), d_prob.fill(0.0)),
-                SkipMode::Identity => {
-                    (dh.iter_mut().zip(dy).for_each(|(dh, dy)| *dh = p * dy), d_prob.fill(lane_sum(d, |j| dy[j] * h[j])))
-                }
-            };
-        }
-    });
+    skip_backward(h_buf, routing, shape.num, skip, dy_buf, &mut dh, &mut d_prob);
     Ok((dh, d_prob))
 }
 

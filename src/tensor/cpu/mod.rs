@@ -21,6 +21,7 @@ mod scratch;
 #[cfg(test)]
 mod test_support;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -94,7 +95,8 @@ impl Cpu {
         Buf::pack_bytes(&self.head, rows, cols)
     }
 
-    fn is_planning(&self) -> bool {
+    /// Whether this backend computes nothing and has no memory.
+    pub fn is_planning(&self) -> bool {
         self.arena.is_planning()
     }
 
@@ -103,8 +105,8 @@ impl Cpu {
         self.arena.block(len).with_context(|| format!("taking {} bytes of working memory", len * size_of::<T>()))
     }
 
-    /// A matrix to be written, with whatever was there before.
-    fn out(&self, rows: usize, cols: usize) -> Result<Buf> {
+    /// A matrix of working memory, to be written; it holds whatever was there before.
+    pub fn matrix(&self, rows: usize, cols: usize) -> Result<Buf> {
         Ok(Buf::in_arena(self.block(rows * cols)?, rows, cols))
     }
 }
@@ -112,6 +114,13 @@ impl Cpu {
 /// Records a verb that costs at least `w`.
 fn verb(name: &'static str, w: Work) -> VerbSpan {
     trace::verb(name, w.flops, w.bytes)
+}
+
+fn attended(rows: &Rows, shape: &AttentionShape) -> work::Attended {
+    match &rows.chunks {
+        None => work::Attended::sequences(rows.batch, rows.seq, shape.window),
+        Some(c) => work::Attended::chunks(&c.start, rows.seq, rows.sequences() * c.keys, shape.window),
+    }
 }
 
 fn len(b: &Buf) -> usize {
@@ -188,7 +197,7 @@ impl Backend for Cpu {
     }
 
     fn concat_rows(&self, batch: usize, a: &Buf, b: &Buf) -> Result<Buf> {
-        let mut out = self.out(a.rows + b.rows, b.cols)?;
+        let mut out = self.matrix(a.rows + b.rows, b.cols)?;
         if !self.is_planning() {
             rows::concat_rows(batch, a.data(), b.data(), out.data_mut());
         }
@@ -197,7 +206,7 @@ impl Backend for Cpu {
 
     fn last_rows(&self, batch: usize, x: &Buf, n: usize) -> Result<Buf> {
         ensure!(n * batch <= x.rows, "the last {n} rows of {batch} sequences were asked of {} rows", x.rows);
-        let mut out = self.out(n * batch, x.cols)?;
+        let mut out = self.matrix(n * batch, x.cols)?;
         if !self.is_planning() {
             rows::last_rows(batch, x.data(), n, x.cols, out.data_mut());
         }
@@ -206,7 +215,7 @@ impl Backend for Cpu {
 
     fn embed(&self, rows: &Rows, table: &Buf) -> Result<Buf> {
         rows::check_ids(&rows.ids, table.rows)?;
-        let mut y = self.out(rows.tokens(), table.cols)?;
+        let mut y = self.matrix(rows.tokens(), table.cols)?;
         let _span = verb("embed", work::embed(y.rows, y.cols));
         if !self.is_planning() {
             rows::embed(rows, table.data(), table.cols, y.data_mut());
@@ -224,7 +233,7 @@ impl Backend for Cpu {
     }
 
     fn affine(&self, x: &Buf, scale: &Buf, bias: &Buf) -> Result<Buf> {
-        let mut y = self.out(x.rows, x.cols)?;
+        let mut y = self.matrix(x.rows, x.cols)?;
         let _span = verb("affine", work::affine(x.rows, x.cols));
         if !self.is_planning() {
             elementwise::affine(x.data(), scale.data(), bias.data(), y.data_mut());
@@ -233,7 +242,7 @@ impl Backend for Cpu {
     }
 
     fn affine_backward(&self, x: &Buf, scale: &Buf, bias: &Buf, dy: &Buf, d_scale: &mut Buf, d_bias: &mut Buf) -> Result<Buf> {
-        let mut dx = self.out(x.rows, x.cols)?;
+        let mut dx = self.matrix(x.rows, x.cols)?;
         let mut partials = self.block(elementwise::sums_len(x.rows, 2 * x.cols))?;
         let _span = verb("affine_backward", work::affine_backward(x.rows, x.cols));
         if !self.is_planning() {
@@ -253,7 +262,7 @@ impl Backend for Cpu {
     }
 
     fn residual_scale(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>) -> Result<Buf> {
-        let mut y = self.out(stream.rows, stream.cols)?;
+        let mut y = self.matrix(stream.rows, stream.cols)?;
         let _span = verb("residual_scale", work::residual_scale(stream.rows, stream.cols));
         if !self.is_planning() {
             elementwise::residual_scale(branch.data(), stream.data(), merge(p), y.data_mut());
@@ -275,7 +284,7 @@ impl Backend for Cpu {
     }
 
     fn rms_norm(&self, x: &Buf, weight: &Buf, eps: f64) -> Result<(Buf, Block<f32>)> {
-        let (mut y, mut inv) = (self.out(x.rows, x.cols)?, self.block(x.rows)?);
+        let (mut y, mut inv) = (self.matrix(x.rows, x.cols)?, self.block(x.rows)?);
         let _span = verb("rms_norm", work::rms_norm(x.rows, x.cols));
         if !self.is_planning() {
             elementwise::rms_norm(x.data(), weight.data(), eps, y.data_mut(), &mut inv);
@@ -284,7 +293,7 @@ impl Backend for Cpu {
     }
 
     fn rms_norm_backward(&self, x: &Buf, weight: &Buf, saved: &Block<f32>, dy: &Buf, d_weight: &mut Buf) -> Result<Buf> {
-        let mut dx = self.out(x.rows, x.cols)?;
+        let mut dx = self.matrix(x.rows, x.cols)?;
         let mut partials = self.block(elementwise::sums_len(x.rows, x.cols))?;
         let _span = verb("rms_norm_backward", work::rms_norm_backward(x.rows, x.cols));
         if !self.is_planning() {
@@ -296,7 +305,7 @@ impl Backend for Cpu {
 
     fn residual_norm(&self, branch: &Buf, stream: &Buf, p: Merge<&Buf>, norm: &Buf, eps: f64) -> Result<(Buf, Buf, Block<f32>)> {
         let (rows, cols) = (stream.rows, stream.cols);
-        let (mut y, mut h, mut inv) = (self.out(rows, cols)?, self.out(rows, cols)?, self.block(rows)?);
+        let (mut y, mut h, mut inv) = (self.matrix(rows, cols)?, self.matrix(rows, cols)?, self.block(rows)?);
         let _span = verb("residual_norm", work::residual_norm(stream.rows, stream.cols));
         if !self.is_planning() {
             let (branch, stream) = (branch.data(), stream.data());
@@ -314,7 +323,7 @@ impl Backend for Cpu {
         d_norm: &mut Buf,
     ) -> Result<(Buf, Buf)> {
         let (rows, cols) = (x.stream.rows, x.stream.cols);
-        let (mut d_branch, mut d_stream) = (self.out(rows, cols)?, self.out(rows, cols)?);
+        let (mut d_branch, mut d_stream) = (self.matrix(rows, cols)?, self.matrix(rows, cols)?);
         let mut partials = self.block(elementwise::sums_len(rows, 5 * cols))?;
         let _span = verb("residual_norm_backward", work::residual_norm_backward(rows, cols));
         if !self.is_planning() {
@@ -348,7 +357,7 @@ impl Backend for Cpu {
     }
 
     fn project<const N: usize>(&self, x: &Buf, weights: [&Buf; N]) -> Result<[Buf; N]> {
-        let mut y = all(weights.map(|w| self.out(x.rows, w.rows)))?;
+        let mut y = all(weights.map(|w| self.matrix(x.rows, w.rows)))?;
         let mut scratch = self.block(linear::scratch_len())?;
         let _span = verb("project", work::linear(x.rows, x.cols, weights.iter().map(|w| w.rows).sum()));
         if !self.is_planning() {
@@ -367,7 +376,7 @@ impl Backend for Cpu {
         dy: [&Buf; N],
         d_weights: [&mut Buf; N],
     ) -> Result<Buf> {
-        let mut dx = self.out(x.rows, x.cols)?;
+        let mut dx = self.matrix(x.rows, x.cols)?;
         let of_weight = weights.iter().map(|w| linear::weight_gradient_scratch(&self.core, x.rows, w.rows, w.cols));
         let mut scratch = self.block(of_weight.max().unwrap_or(0).max(linear::scratch_len()))?;
         let _span = verb("project_backward", work::linear_backward(x.rows, x.cols, weights.iter().map(|w| w.rows).sum()));
@@ -391,9 +400,8 @@ impl Backend for Cpu {
         p: CcaParams<&Buf>,
         halo: Option<Halo<&Buf>>,
     ) -> Result<(Qkv<Buf>, cca::Saved)> {
+        check_halo(rows, &x, &halo)?;
         let _span = verb("cca_mix", work::cca_mix(rows.tokens(), &shape));
-        let halo =
-            halo.filter(|_| !self.is_planning()).map(|h| Halo { q: h.q.data(), k: h.k.data(), v_delayed: h.v_delayed.data() });
         cca::forward(self, rows, shape, x, p, halo)
     }
 
@@ -403,19 +411,22 @@ impl Backend for Cpu {
         shape: CcaShape,
         x: CcaIn<&Buf>,
         p: CcaParams<&Buf>,
+        halo: Option<Halo<&Buf>>,
         saved: &cca::Saved,
         d: Qkv<&Buf>,
         g: CcaParams<&mut Buf>,
-    ) -> Result<CcaIn<Buf>> {
+    ) -> Result<(CcaIn<Buf>, Option<Halo<Buf>>)> {
+        check_halo(rows, &x, &halo)?;
         let _span = verb("cca_mix_backward", work::cca_mix_backward(rows.tokens(), &shape));
-        cca::backward(self, rows, shape, x, p, saved, d, g)
+        cca::backward(self, rows, shape, x, p, halo, saved, d, g)
     }
 
     fn causal_attention(&self, rows: &Rows, shape: AttentionShape, x: Qkv<&Buf>) -> Result<(Buf, Block<f32>)> {
-        let mut out = self.out(x.q.rows, x.q.cols)?;
+        check_keys(rows, &x)?;
+        let mut out = self.matrix(x.q.rows, x.q.cols)?;
         let mut lse = self.block(x.q.rows * shape.num_query_heads)?;
         let mut scratch = self.block(attention::forward_scratch(&self.core, rows, shape))?;
-        let _span = verb("causal_attention", work::causal_attention(rows.batch, rows.seq, &shape));
+        let _span = verb("causal_attention", work::attention(attended(rows, &shape), &shape));
         if !self.is_planning() {
             attention::forward(&self.core, rows, shape, qkv(x), out.data_mut(), &mut lse, &mut scratch);
         }
@@ -432,10 +443,12 @@ impl Backend for Cpu {
         d_out: &Buf,
     ) -> Result<Qkv<Buf>> {
         ensure!(rows.past == 0, "attention has a backward only without a cache");
+        check_keys(rows, &x)?;
         let (q_dim, kv_dim) = (x.q.cols, x.k.cols);
-        let mut d = Qkv { q: self.out(x.q.rows, q_dim)?, k: self.out(x.k.rows, kv_dim)?, v: self.out(x.v.rows, kv_dim)? };
+        let mut d =
+            Qkv { q: self.matrix(x.q.rows, q_dim)?, k: self.matrix(x.k.rows, kv_dim)?, v: self.matrix(x.v.rows, kv_dim)? };
         let mut scratch = self.block(attention::backward_scratch(&self.core, rows, shape))?;
-        let _span = verb("causal_attention_backward", work::causal_attention_backward(rows.batch, rows.seq, &shape));
+        let _span = verb("causal_attention_backward", work::attention_backward(attended(rows, &shape), &shape));
         if !self.is_planning() {
             let grads = Qkv { q: d.q.data_mut(), k: d.k.data_mut(), v: d.v.data_mut() };
             attention::backward(&self.core, rows, shape, qkv(x), out.data(), saved, d_out.data(), grads, &mut scratch);
@@ -516,7 +529,7 @@ impl Backend for Cpu {
     }
 
     fn logits(&self, y: &Buf, head: &Buf) -> Result<Buf> {
-        let mut out = self.out(y.rows, head.rows)?;
+        let mut out = self.matrix(y.rows, head.rows)?;
         let mut scratch = self.block(linear::scratch_len())?;
         let _span = verb("logits", work::linear(y.rows, y.cols, head.rows));
         if !self.is_planning() {
@@ -542,7 +555,7 @@ impl Backend for Cpu {
 
     fn cross_entropy_backward(&self, rows: &Rows, y: &Buf, head: &Buf, grad_scale: f32, d_head: &mut Buf) -> Result<(Loss, Buf)> {
         check_labels(rows, head)?;
-        let mut dy = self.out(y.rows, y.cols)?;
+        let mut dy = self.matrix(y.rows, y.cols)?;
         let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
         let mut scratch = self.block(head::scratch_len(&self.head, y.rows, y.cols, head.rows, true))?;
         let _span = verb("cross_entropy_backward", work::cross_entropy_backward(labelled, y.cols, head.rows));
@@ -560,8 +573,8 @@ impl Backend for Cpu {
         Ok((loss, dy))
     }
 
-    fn sq_norm(&self, x: &Buf) -> Result<f64> {
-        Ok(if self.is_planning() { 0.0 } else { optim::sq_norm(x.data()) })
+    fn sq_norm_rows(&self, x: &Buf, rows: Range<usize>) -> Result<f64> {
+        Ok(if self.is_planning() { 0.0 } else { optim::sq_norm(&x.data()[rows.start * x.cols..rows.end * x.cols]) })
     }
 
     fn muon(&self, items: &mut [MuonItem<'_, Buf>], step: MuonStep) -> Result<()> {
@@ -589,13 +602,40 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn adamw(&self, weight: &mut Buf, grad: &Buf, m: &mut Buf, v: &mut Buf, step: AdamWStep) -> Result<()> {
-        let _span = verb("adamw", work::adamw(len(grad)));
+    fn adamw_rows(
+        &self,
+        weight: &mut Buf,
+        grad: &Buf,
+        rows: Range<usize>,
+        m: &mut Buf,
+        v: &mut Buf,
+        at: usize,
+        step: AdamWStep,
+    ) -> Result<()> {
+        let cols = weight.cols;
+        let _span = verb("adamw", work::adamw(rows.len() * cols));
         if !self.is_planning() {
-            optim::adamw(weight.data_mut(), grad.data(), m.data_mut(), v.data_mut(), step);
+            let (moments, rows) = (at * cols..(at + rows.len()) * cols, rows.start * cols..rows.end * cols);
+            let (weight, grad) = (&mut weight.data_mut()[rows.clone()], &grad.data()[rows]);
+            optim::adamw(weight, grad, &mut m.data_mut()[moments.clone()], &mut v.data_mut()[moments], step);
         }
         Ok(())
     }
+}
+
+fn check_keys(rows: &Rows, x: &Qkv<&Buf>) -> Result<()> {
+    let keys = rows.sequences() * rows.keys();
+    ensure!(x.k.rows == keys && x.v.rows == keys, "attention over {keys} keys got {} keys, {} values", x.k.rows, x.v.rows);
+    Ok(())
+}
+
+fn check_halo(rows: &Rows, x: &CcaIn<&Buf>, halo: &Option<Halo<&Buf>>) -> Result<()> {
+    if let Some(h) = halo {
+        let want = [[rows.batch * 2, x.q.cols], [rows.batch * 2, x.k.cols], [rows.batch, x.v_delayed.cols]];
+        let got = [h.q, h.k, h.v_delayed].map(|b| [b.rows, b.cols]);
+        ensure!(got == want, "a halo of {got:?}, not of {want:?}");
+    }
+    Ok(())
 }
 
 fn check_labels(rows: &Rows, head: &Buf) -> Result<()> {

@@ -29,6 +29,30 @@ pub struct Routing {
 }
 
 impl Routing {
+    /// Of rows whose choices were made elsewhere: their classes, probabilities, and the rows sorted by class. `experts` classes
+    /// and the skip class, which none of them is.
+    pub fn given(cpu: &Cpu, choice: &[u32], prob: impl Iterator<Item = f32>, order: &[u32], experts: usize) -> Result<Self> {
+        let n = choice.len();
+        let mut routing = Self {
+            choice: cpu.block(n)?,
+            prob: cpu.block(n)?,
+            order: cpu.block(n)?,
+            offsets: vec![0; experts + 2],
+            counts: vec![0; experts + 1],
+        };
+        if cpu.is_planning() {
+            return Ok(routing);
+        }
+        routing.choice.copy_from_slice(choice);
+        routing.prob.iter_mut().zip(prob).for_each(|(to, prob)| *to = prob);
+        routing.order.copy_from_slice(order);
+        choice.iter().for_each(|c| routing.offsets[*c as usize + 1] += 1);
+        for c in 1..routing.offsets.len() {
+            routing.offsets[c] += routing.offsets[c - 1];
+        }
+        Ok(routing)
+    }
+
     /// Sorts the rows by `choice`.
     fn group(&mut self, rows: &Rows) {
         self.counts.fill(0);
@@ -94,7 +118,7 @@ pub fn forward(
         offsets: vec![0; classes + 1],
         counts: vec![0; classes],
     };
-    let mut state = cpu.out(tokens, r)?;
+    let mut state = cpu.matrix(tokens, r)?;
     let mut saved = Saved {
         state: cpu.block(tokens * r)?,
         normed: cpu.block(tokens * r)?,
@@ -200,7 +224,7 @@ pub fn backward(
         (Some(prev), Some(gamma), Some(d_gamma)) => Some((prev, gamma, d_gamma)),
         _ => None,
     };
-    let mut d_prev = if eda.is_some() { Some(cpu.out(tokens, r)?) } else { None };
+    let mut d_prev = if eda.is_some() { Some(cpu.matrix(tokens, r)?) } else { None };
     // Of all rows, for the gradients of the weights: both activations, and the gradients of logits, hidden layers and state.
     let mut act1 = cpu.block::<f32>(tokens * r)?;
     let mut act2 = cpu.block::<f32>(tokens * r)?;

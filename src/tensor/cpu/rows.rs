@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::elementwise::{ROW_CHUNK, add};
 use super::par::{self, Shared};
-use crate::tensor::backend::Batch;
+use crate::tensor::backend::{Batch, Chunks};
 
 /// What the kernels need to know of each row.
 #[derive(Debug, Clone)]
@@ -18,6 +18,8 @@ pub struct Rows {
     pub valid: Vec<bool>,
     /// First position of the row's document within its sequence; all 0 without document masking.
     pub doc_start: Vec<u32>,
+    /// Where each sequence of `seq` rows stands in a longer one.
+    pub chunks: Option<Chunks>,
 }
 
 impl Rows {
@@ -31,10 +33,14 @@ impl Rows {
             "{} document starts for {tokens} tokens",
             b.doc_start.len()
         );
+        if let Some(chunks) = &b.chunks {
+            ensure!(b.past == 0, "chunks of sequences cannot follow {} tokens in a cache", b.past);
+            check_chunks(chunks, b.batch, b.seq)?;
+        }
         let mut doc_start = b.doc_start.clone();
         doc_start.resize(tokens, 0);
         for (t, start) in doc_start.iter().enumerate() {
-            let s = t % b.seq;
+            let s = b.chunks.as_ref().map_or(0, |c| c.start[t / b.seq]) + t % b.seq;
             ensure!(*start as usize <= s, "row {s}: its document starts later, at {start}");
         }
         Ok(Self {
@@ -45,6 +51,7 @@ impl Rows {
             labels: b.labels.clone(),
             valid: b.valid.clone(),
             doc_start,
+            chunks: b.chunks.clone(),
         })
     }
 
@@ -56,15 +63,111 @@ impl Rows {
         self.valid.is_empty() || self.valid[t]
     }
 
-    /// Whether row `t` follows a row of its own document in this batch.
-    pub fn has_previous(&self, t: usize) -> bool {
-        (t % self.seq) as u32 > self.doc_start[t]
+    /// Sequences that rows of this batch belong to.
+    pub fn sequences(&self) -> usize {
+        self.batch / self.chunks_per_sequence()
     }
 
-    /// Whether row `t` is the first of its sequence and so continues whatever came before (a halo, or zeros).
+    pub fn chunks_per_sequence(&self) -> usize {
+        self.chunks.as_ref().map_or(1, |c| c.per_sequence)
+    }
+
+    /// Rows of this batch that belong to one sequence.
+    pub fn rows_per_sequence(&self) -> usize {
+        self.chunks_per_sequence() * self.seq
+    }
+
+    /// Keys and values of one sequence, those in caches included.
+    pub fn keys(&self) -> usize {
+        self.chunks.as_ref().map_or(self.past + self.seq, |c| c.keys)
+    }
+
+    /// First position of a row of chunk `chunk` (a sequence, where they are whole).
+    pub fn chunk_start(&self, chunk: usize) -> usize {
+        self.chunks.as_ref().map_or(self.past, |c| c.start[chunk])
+    }
+
+    /// Position of row `t` in its sequence, tokens in caches included.
+    pub fn position(&self, t: usize) -> usize {
+        self.chunk_start(t / self.seq) + t % self.seq
+    }
+
+    /// Number of row `t`'s token among those of all sequences of this batch, chunks that are elsewhere included.
+    pub fn token(&self, t: usize) -> u32 {
+        let sequence = t / self.rows_per_sequence();
+        (sequence * self.keys() + self.position(t)) as u32
+    }
+
+    /// Rows of sequence `sequence` in this batch whose positions are below `position`: the first ones of the sequence.
+    pub fn rows_below(&self, sequence: usize, position: usize) -> usize {
+        let of = self.chunks_per_sequence();
+        let chunks = sequence * of..(sequence + 1) * of;
+        chunks.map(|chunk| position.saturating_sub(self.chunk_start(chunk)).min(self.seq)).sum()
+    }
+
+    /// Whether some keys are padding.
+    pub fn has_padding_keys(&self) -> bool {
+        match &self.chunks {
+            None => !self.valid.is_empty(),
+            Some(c) => !c.key_valid.is_empty(),
+        }
+    }
+
+    /// Whether key `key` of a sequence is not a real token. Keys from a cache are.
+    #[inline(always)]
+    pub fn is_padding_key(&self, sequence: usize, key: usize) -> bool {
+        match &self.chunks {
+            None => key >= self.past && !self.is_valid(sequence * self.seq + key - self.past),
+            Some(c) => !c.key_valid.is_empty() && !c.key_valid[sequence * c.keys + key],
+        }
+    }
+
+    /// Whether row `t` follows a row of its own document in this batch.
+    pub fn has_previous(&self, t: usize) -> bool {
+        match &self.chunks {
+            None => (t % self.seq) as u32 > self.doc_start[t],
+            Some(_) => !self.is_first(t) && self.position(t) > self.doc_start[t] as usize,
+        }
+    }
+
+    /// Whether row `t` is the first of its sequence (or chunk) and so continues whatever came before (a halo, or zeros).
     pub fn is_first(&self, t: usize) -> bool {
         t.is_multiple_of(self.seq)
     }
+
+    /// How many of the two rows of a halo are the history of row `t`: none of a row that is not a first one, and of a chunk's
+    /// first row only those in its document. The newer row of the halo counts first.
+    pub fn rows_of_halo(&self, t: usize) -> usize {
+        match &self.chunks {
+            _ if !self.is_first(t) => 0,
+            None => 2,
+            Some(_) => (self.position(t) - self.doc_start[t] as usize).min(2),
+        }
+    }
+}
+
+/// Whether `chunks` describes `batch` parts of `seq` rows.
+fn check_chunks(chunks: &Chunks, batch: usize, seq: usize) -> Result<()> {
+    let Chunks { start, per_sequence, keys, key_valid } = chunks;
+    ensure!(start.len() == batch, "{} starts for {batch} chunks", start.len());
+    ensure!(*per_sequence > 0 && batch.is_multiple_of(*per_sequence), "{batch} chunks cannot be {per_sequence} of each sequence");
+    let sequences = batch / per_sequence;
+    ensure!(
+        key_valid.is_empty() || key_valid.len() == sequences * keys,
+        "a padding mask of {} for {sequences} x {keys} keys",
+        key_valid.len()
+    );
+    for of_sequence in start.chunks(*per_sequence) {
+        for (i, at) in of_sequence.iter().enumerate() {
+            // The next chunk begins here at the earliest.
+            let end = at.saturating_add(seq);
+            match of_sequence.get(i + 1) {
+                Some(next) => ensure!(end <= *next, "a chunk of {seq} rows from {at} on reaches into the one from {next} on"),
+                None => ensure!(end <= *keys, "a chunk of {seq} rows from {at} on ends after its sequence of {keys}"),
+            }
+        }
+    }
+    Ok(())
 }
 
 pub fn check_ids(ids: &[u32], vocab: usize) -> Result<()> {
@@ -122,7 +225,8 @@ pub fn mask_rows(rows: &Rows, x: &mut [f32], d: usize) {
 
 /// For each of `batch` sequences: its rows of `a`, then its rows of `b`.
 pub fn concat_rows(batch: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
-    let (la, lb) = (a.len() / batch, b.len() / batch);
+    // Without sequences nothing is divided, nor copied.
+    let (la, lb) = (a.len() / batch.max(1), b.len() / batch.max(1));
     for (i, out) in out.chunks_exact_mut((la + lb).max(1)).enumerate() {
         out[..la].copy_from_slice(&a[i * la..(i + 1) * la]);
         out[la..].copy_from_slice(&b[i * lb..(i + 1) * lb]);
@@ -131,8 +235,50 @@ pub fn concat_rows(batch: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
 
 /// The last `n` rows (of `d` numbers) of each of `batch` sequences.
 pub fn last_rows(batch: usize, x: &[f32], n: usize, d: usize, out: &mut [f32]) {
-    let len = x.len() / batch;
+    let len = x.len() / batch.max(1);
     for (i, out) in out.chunks_exact_mut((n * d).max(1)).enumerate() {
         out.copy_from_slice(&x[(i + 1) * len - n * d..(i + 1) * len]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl Fn(&mut Batch, &mut Chunks)) -> String {
+        let mut chunks = Chunks { start: vec![0, 6, 0, 6], per_sequence: 2, keys: 8, key_valid: vec![] };
+        let mut batch = Batch { batch: 4, seq: 2, ids: vec![0; 8], ..Batch::default() };
+        change(&mut batch, &mut chunks);
+        batch.chunks = Some(chunks);
+        Rows::new(&batch).map_or_else(|e| e.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn chunks_that_cannot_be_are_refused() {
+        assert_eq!(refused(|_, _| ()), "");
+        assert_eq!(refused(|b, _| b.doc_start = vec![0, 1, 3, 7, 0, 0, 6, 6]), "");
+        assert!(refused(|b, _| b.past = 1).contains("cache"));
+        assert!(refused(|_, c| c.start.truncate(3)).contains("3 starts for 4 chunks"));
+        assert!(refused(|_, c| c.per_sequence = 0).contains("cannot be 0 of each"));
+        assert!(refused(|_, c| c.per_sequence = 3).contains("cannot be 3 of each"));
+        assert!(refused(|_, c| c.keys = 7).contains("after its sequence of 7"));
+        assert!(refused(|_, c| c.key_valid = vec![true; 8]).contains("2 x 8 keys"));
+        assert!(refused(|_, c| c.start[1] = 1).contains("reaches into"));
+        assert!(refused(|_, c| c.start = vec![0, 6, 6, 0]).contains("reaches into"));
+        assert!(refused(|_, c| c.start[3] = usize::MAX).contains("after its sequence"));
+        assert!(refused(|b, _| b.doc_start = vec![0, 2, 3, 7, 0, 0, 6, 6]).contains("its document starts later"));
+    }
+
+    #[test]
+    fn a_halo_is_history_within_the_document_only() {
+        let chunks = Some(Chunks { start: vec![4], per_sequence: 1, keys: 8, key_valid: vec![] });
+        for (doc_start, of_halo) in [(4, 0), (3, 1), (2, 2), (0, 2)] {
+            let doc_start = vec![doc_start, 5, 5, 5];
+            let batch = Batch { batch: 1, seq: 4, ids: vec![0; 4], doc_start, chunks: chunks.clone(), ..Batch::default() };
+            let rows = Rows::new(&batch).unwrap();
+            assert_eq!(rows.rows_of_halo(0), of_halo);
+            assert_eq!([0, 1, 2, 3].map(|t| rows.has_previous(t)), [false, false, true, true]);
+            assert_eq!([0, 5, 6, 9].map(|position| rows.rows_below(0, position)), [0, 1, 2, 4]);
+        }
     }
 }

@@ -12,6 +12,8 @@ mod toy;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use std::ops::Range;
+
 use anyhow::{Result, ensure};
 use zaya::model::config::SkipMode;
 use zaya::tensor::backend::*;
@@ -150,6 +152,7 @@ impl Backend for HandleBackend {
         [m.rows, m.cols]
     }
     fn rows(&self, batch: &Batch) -> Result<rows::Rows> {
+        ensure!(batch.chunks.is_none(), "this backend takes whole sequences");
         Ok(rows::Rows::new(batch))
     }
 
@@ -280,10 +283,12 @@ impl Backend for HandleBackend {
         shape: CcaShape,
         x: CcaIn<&Handle>,
         p: CcaParams<&Handle>,
+        halo: Option<Halo<&Handle>>,
         saved: &cca::CcaSaved,
         d: Qkv<&Handle>,
         g: CcaParams<&mut Handle>,
-    ) -> Result<CcaIn<Handle>> {
+    ) -> Result<(CcaIn<Handle>, Option<Halo<Handle>>)> {
+        ensure!(halo.is_none(), "this backend has no gradients of a halo");
         let (q, k) = (self.get(x.q), self.get(x.k));
         let (current, delayed) = (self.get(x.v_current), self.get(x.v_delayed));
         let x = CcaIn { q: &q, k: &k, v_current: &current, v_delayed: &delayed };
@@ -295,7 +300,8 @@ impl Backend for HandleBackend {
         self.add(g.conv1_weight, &grads.conv1_weight);
         self.add(g.conv1_bias, &grads.conv1_bias);
         self.add(g.temp, &grads.temp);
-        Ok(CcaIn { q: self.put(dx.q), k: self.put(dx.k), v_current: self.put(dx.v_current), v_delayed: self.put(dx.v_delayed) })
+        let (v_current, v_delayed) = (self.put(dx.v_current), self.put(dx.v_delayed));
+        Ok((CcaIn { q: self.put(dx.q), k: self.put(dx.k), v_current, v_delayed }, None))
     }
     fn causal_attention(&self, rows: &rows::Rows, shape: AttentionShape, x: Qkv<&Handle>) -> Result<(Handle, ())> {
         let (q, k, v) = (self.get(x.q), self.get(x.k), self.get(x.v));
@@ -420,8 +426,9 @@ impl Backend for HandleBackend {
         Ok((loss, self.put(d_logits.times(&self.get(head)))))
     }
 
-    fn sq_norm(&self, x: &Handle) -> Result<f64> {
-        Ok(self.get(x).data.iter().map(|v| v * v).sum())
+    fn sq_norm_rows(&self, x: &Handle, rows: Range<usize>) -> Result<f64> {
+        let x = self.get(x);
+        Ok(x.data[rows.start * x.cols..rows.end * x.cols].iter().map(|v| v * v).sum())
     }
     fn muon(&self, items: &mut [MuonItem<'_, Handle>], step: MuonStep) -> Result<()> {
         for item in items {
@@ -432,9 +439,18 @@ impl Backend for HandleBackend {
         }
         Ok(())
     }
-    fn adamw(&self, weight: &mut Handle, grad: &Handle, m: &mut Handle, v: &mut Handle, step: AdamWStep) -> Result<()> {
+    fn adamw_rows(
+        &self,
+        weight: &mut Handle,
+        grad: &Handle,
+        rows: Range<usize>,
+        m: &mut Handle,
+        v: &mut Handle,
+        at: usize,
+        step: AdamWStep,
+    ) -> Result<()> {
         let (mut w, mut first, mut second) = (self.get(weight), self.get(m), self.get(v));
-        optim::adamw(&mut w, &self.get(grad), &mut first, &mut second, step);
+        optim::adamw_rows(&mut w, &self.get(grad), rows, &mut first, &mut second, at, step);
         self.set(weight, w);
         self.set(m, first);
         self.set(v, second);

@@ -1,5 +1,7 @@
 //! Muon and AdamW on one matrix.
 
+use std::ops::Range;
+
 use zaya::tensor::backend::{AdamWStep, MuonStep};
 
 use super::matrix::Mat;
@@ -41,14 +43,15 @@ pub fn muon(weight: &mut Mat, grad: &Mat, momentum: &mut Mat, row_blocks: usize,
     *weight = weight.map2(&update, |w, u| w * (1.0 - lr * f64::from(step.weight_decay)) - lr * size * u);
 }
 
-pub fn adamw(weight: &mut Mat, grad: &Mat, m: &mut Mat, v: &mut Mat, step: AdamWStep) {
+pub fn adamw_rows(weight: &mut Mat, grad: &Mat, rows: Range<usize>, m: &mut Mat, v: &mut Mat, at: usize, step: AdamWStep) {
     let (beta1, beta2, lr) = (f64::from(step.beta1), f64::from(step.beta2), f64::from(step.lr));
-    for i in 0..weight.data.len() {
+    let cols = weight.cols;
+    for (i, j) in (rows.start * cols..rows.end * cols).zip(at * cols..) {
         let g = f64::from(step.grad_scale) * grad.data[i];
-        m.data[i] = beta1 * m.data[i] + (1.0 - beta1) * g;
-        v.data[i] = beta2 * v.data[i] + (1.0 - beta2) * g * g;
-        let m_hat = m.data[i] / (1.0 - beta1.powf(step.t as f64));
-        let v_hat = v.data[i] / (1.0 - beta2.powf(step.t as f64));
+        m.data[j] = beta1 * m.data[j] + (1.0 - beta1) * g;
+        v.data[j] = beta2 * v.data[j] + (1.0 - beta2) * g * g;
+        let m_hat = m.data[j] / (1.0 - beta1.powf(step.t as f64));
+        let v_hat = v.data[j] / (1.0 - beta2.powf(step.t as f64));
         let decayed = weight.data[i] * (1.0 - lr * f64::from(step.weight_decay));
         weight.data[i] = decayed - lr * m_hat / (v_hat.sqrt() + f64::from(step.eps));
     }

@@ -5,6 +5,7 @@ use zaya::model::init::initial_values;
 use zaya::model::{Model, ParamId, presets};
 use zaya::optim::balance::BalanceConfig;
 use zaya::optim::update::OptimizerConfig;
+use zaya::parallel::Alone;
 use zaya::tensor::Backend;
 use zaya::tensor::backend::Batch;
 use zaya::tensor::cpu::Cpu;
@@ -56,8 +57,9 @@ fn start<B: Backend>(backend: B) -> (Native<B>, TrainState<B>) {
 
 /// Mean loss of each step.
 fn train<E: Engine>(engine: &E, state: &mut TrainState<E::B>, steps: usize) -> Vec<f64> {
-    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0 };
-    let mut one = || step(engine, state, &cfg, &micro_batches(), 0.02, &|| false).unwrap().unwrap().mean_loss();
+    let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0, by_sequence: None };
+    let alone = Alone::new(&state.table);
+    let mut one = || step(engine, state, &cfg, &alone, &micro_batches(), 0.02, &|| false).unwrap().unwrap().mean_loss();
     (0..steps).map(|_| one()).collect()
 }
 

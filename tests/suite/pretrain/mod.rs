@@ -4,6 +4,7 @@ mod damage;
 mod kills;
 mod numbers;
 mod profile;
+mod ranks;
 mod refusals;
 mod resume;
 mod run_dir;
@@ -21,15 +22,18 @@ use tempfile::TempDir;
 use zaya::checkpoint::{self, CKPT_DIR, Checkpoint};
 use zaya::data::shard::TokenType;
 use zaya::data::writer::ShardWriter;
+use zaya::parallel::launch;
 use zaya::recipe::{self, Recipe};
 
 /// Fields that hold times, or follow from one: they alone may differ between equal runs.
 const TIMES: [&str; 5] = ["tokens_per_s", "step_time_s", "data_time_s", "mfu", "unix_time"];
+/// Such fields of runs on several ranks.
+const WAITS: [&str; 2] = ["gradient_wait_s", "weight_wait_s"];
 
 /// The program under test.
 fn zaya() -> Command {
     let mut command = crate::program::zaya();
-    for name in ["ZAYA_FAIL", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"] {
+    for name in launch::variables().chain(["ZAYA_FAIL"]) {
         command.env_remove(name);
     }
     command
@@ -278,6 +282,13 @@ fn without_times(line: &str) -> String {
         let at = line.find(&key).unwrap_or_else(|| panic!("no {name} in {line}"));
         let end = at + line[at..].find([',', '}']).unwrap();
         line.replace_range(at..end, "");
+    }
+    for name in WAITS {
+        let key = format!("\"{name}\":");
+        if let Some(at) = line.find(&key) {
+            let end = at + line[at..].find(',').unwrap() + 1;
+            line.replace_range(at..end, "");
+        }
     }
     line
 }

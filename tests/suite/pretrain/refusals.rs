@@ -145,11 +145,17 @@ fn files_that_are_not_there() {
 #[test]
 fn one_of_several_ranks() {
     let lab = Lab::new();
-    for (name, n) in [("WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_SIZE", "2"), ("SLURM_STEP_NUM_TASKS", "2"), ("PMI_SIZE", "3")] {
-        let done = finish(lab.command("run", &[]).env(name, n)).expect(2);
-        done.says(&[&format!("{name}={n}"), "one rank only", "overwrite each other"]);
+    for (rank, world, n) in [
+        ("RANK", "WORLD_SIZE", "4"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "2"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "2"),
+        ("PMI_RANK", "PMI_SIZE", "3"),
+    ] {
+        let done = finish(lab.command("run", &[]).env(rank, "1").env(world, n)).expect(2);
+        done.says(&[&format!("rank 1 of {n} processes ({world}={n})"), "one process"]);
         assert!(!lab.path("run").exists());
     }
+    finish(lab.command("run", &[]).env("WORLD_SIZE", "4")).expect(2).says(&["WORLD_SIZE=4", "RANK is not set"]);
     finish(lab.command("run", &["--stop-at", "1"]).env("WORLD_SIZE", "1")).expect(0);
 }
 

@@ -4,6 +4,8 @@
 //! the gradients of both. Wave d holds the pairs (keys of segment g, columns of segment g + d): no two of them share a
 //! segment of keys or of columns, so a wave runs in parallel without partial sums, and the waves, one after the other, fix the
 //! order in which every gradient is summed. `L` depends on the shape alone.
+//!
+//! Of chunks, a segment has all of its keys, and the columns of those of its rows that are here (perhaps none).
 
 use super::super::level::vectorised;
 use super::super::math::lane_sum;
@@ -25,7 +27,7 @@ const TASKS: usize = 64;
 
 /// Rows of a segment.
 fn segment(n: &Dims) -> usize {
-    n.seq.div_ceil(TASKS.div_ceil(n.units)).next_multiple_of(SEGMENT)
+    n.rows.div_ceil(TASKS.div_ceil(n.units.max(1))).next_multiple_of(SEGMENT)
 }
 
 /// Slots of a unit's packed keys and values, and of one block of its keys as a right operand.
@@ -129,22 +131,22 @@ pub fn backward(
     pack_operands(core, &n, x, k, v, k_right);
     output_sums(core, &n, out, d_out, delta);
     slopes(rows, &shape, &n, slope);
-    let keys = rows.batch * n.keys * n.kv;
+    let keys = rows.sequences() * n.keys * n.kv;
     assert!(d.k.len() == keys && d.v.len() == keys, "gradients of keys and values have the wrong size");
     let d = Qkv { q: Shared::new(zeroed(d.q)), k: Shared::new(zeroed(d.k)), v: Shared::new(zeroed(d.v)) };
     let o = Operands { core, n, rows, shape, x, lse, grad: d_out, k, v, k_right, delta, slope };
 
     let length = segment(&n);
-    let segments = n.seq.div_ceil(length);
-    let reach = |t: usize| t % n.seq / length - (visible(rows, &shape, t).0 / length).min(t % n.seq / length);
+    let segments = n.keys.div_ceil(length);
+    let reach = |t: usize| (rows.position(t) / length).saturating_sub(visible(rows, &shape, t).0 / length);
     let waves = 1 + (0..rows.tokens()).map(reach).max().unwrap_or(0);
     for wave in 0..waves {
         par::tasks_with(n.units * (segments - wave), scratch, per_thread(core, &n), |i, part| {
             let mut work = Work::new(core, &n, part);
             let key0 = i / n.units * length;
-            let keys = key0..n.seq.min(key0 + length);
-            let from = (key0 + wave * length) * n.group;
-            let to = n.columns.min(from + length * n.group);
+            let keys = key0..n.keys.min(key0 + length);
+            let row0 = key0 + wave * length;
+            let [from, to] = [row0, row0 + length].map(|row| rows.rows_below(n.unit(i % n.units).sequence, row) * n.group);
             for c0 in (from..to).step_by(COLS) {
                 let columns: [usize; COLS] = std::array::from_fn(|c| c0 + c);
                 block(&o, i % n.units, &columns[..COLS.min(to - c0)], keys.clone(), false, &mut work, d);
@@ -214,16 +216,20 @@ fn output_sums(core: &Core, n: &Dims, out: &[f32], d_out: &[f32], delta: &mut [f
 
 fn slopes(rows: &Rows, shape: &AttentionShape, n: &Dims, slope: &mut [f32]) {
     let slope = Shared::new(slope);
-    par::tasks(rows.batch, |b| {
+    par::tasks(rows.sequences(), |sequence| {
         // SAFETY: one sequence per task.
-        let slope = unsafe { slope.range(b * n.seq, n.seq) };
+        let slope = unsafe { slope.range(sequence * n.rows, n.rows) };
         // One past the last real key so far, and the one before it.
         let (mut last, mut earlier) = (0, 0);
+        let mut key = 0;
         for (s, slope) in slope.iter_mut().enumerate() {
-            if rows.is_valid(b * n.seq + s) {
-                (last, earlier) = (s + 1, last);
+            let (first, end) = visible(rows, shape, sequence * n.rows + s);
+            while key < end {
+                if !rows.is_padding_key(sequence, key) {
+                    (last, earlier) = (key + 1, last);
+                }
+                key += 1;
             }
-            let (first, _) = visible(rows, shape, b * n.seq + s);
             let alone = n.keys == 1 || (last > first && earlier <= first);
             *slope = if alone { 0.0 } else { n.scale };
         }

@@ -13,8 +13,9 @@ use crate::tensor::backend::{AttentionShape, Qkv};
 /// Keys of a block; even, for pairs of numbers.
 const KEYS: usize = 128;
 
-/// Whether a unit has a single block of columns, as when text is generated. Its task is then alone in reading the unit's keys: it
-/// packs each block for itself, or not at all where there is nothing to convert. Otherwise all are packed beforehand.
+/// Whether a unit has a single block of columns, as when text is generated (or few, of short chunks). Its task is then alone in
+/// reading the unit's keys: it packs each block for itself, or not at all where there is nothing to convert. Otherwise all are
+/// packed beforehand.
 fn reads_alone(n: &Dims) -> bool {
     n.columns <= COLS
 }
@@ -95,7 +96,32 @@ struct Operands<'a> {
     v: &'a [u32],
 }
 
-/// Queries `[T, q_dim]`, keys and values `[batch * (past + seq), kv_dim]` -> `out` `[T, q_dim]` and the log-sum-exp of the scaled
+/// Blocks of columns that a unit has at most.
+fn blocks_of_unit(rows: &Rows, n: &Dims) -> usize {
+    rows.chunks_per_sequence() * blocks_of_chunk(rows, n)
+}
+
+/// A chunk can begin within a panel of the whole sequence: a first block has the rest of that panel.
+fn blocks_of_chunk(rows: &Rows, n: &Dims) -> usize {
+    usize::from(rows.chunks.is_some()) + (rows.seq * n.group).div_ceil(COLS)
+}
+
+/// First column of a unit's block `block`, and how many it has (maybe none).
+fn columns_of_block(rows: &Rows, n: &Dims, nr: usize, unit: Unit, block: usize) -> (usize, usize) {
+    let (chunk, block) = (block / blocks_of_chunk(rows, n), block % blocks_of_chunk(rows, n));
+    let columns = rows.seq * n.group;
+    let (from, to) = if rows.chunks.is_none() {
+        (block * COLS, (block + 1) * COLS)
+    } else {
+        let start = rows.chunk_start(unit.sequence * rows.chunks_per_sequence() + chunk) * n.group;
+        let lead = start.next_multiple_of(nr) - start;
+        if block == 0 { (0, lead) } else { (lead + (block - 1) * COLS, lead + block * COLS) }
+    };
+    let (from, to) = (from.min(columns), to.min(columns));
+    (chunk * columns + from, to - from)
+}
+
+/// Queries `[T, q_dim]`, keys and values `[sequences * keys, kv_dim]` -> `out` `[T, q_dim]` and the log-sum-exp of the scaled
 /// scores `lse` `[T, heads]`, +infinity where a row sees no key and so gets the mean of all values of its sequence.
 pub fn forward(
     core: &Core,
@@ -121,13 +147,16 @@ pub fn forward(
     }
     let operands = Operands { core, n, rows, shape, x, k, v };
     let (out, lse) = (Shared::new(out), Shared::new(lse));
-    let per_unit = n.columns.div_ceil(COLS);
+    let per_unit = blocks_of_unit(rows, &n);
     // Unit by unit, so that its keys stay in the cache; in each, the last columns first, since they see the most keys.
     par::tasks_with(n.units * per_unit, scratch, per_thread(core, &n), |i, part| {
-        let block = (per_unit - 1 - i % per_unit) * COLS;
-        let mut work = Work::new(core, &n, part);
-        let columns: [usize; COLS] = std::array::from_fn(|c| block + c);
-        attend(&operands, i / per_unit, &columns[..COLS.min(n.columns - block)], &mut work, out, lse);
+        let (unit, block) = (i / per_unit, per_unit - 1 - i % per_unit);
+        let (from, count) = columns_of_block(rows, &n, core.nr, n.unit(unit), block);
+        if count > 0 {
+            let mut work = Work::new(core, &n, part);
+            let columns: [usize; COLS] = std::array::from_fn(|c| from + c);
+            attend(&operands, unit, &columns[..count], &mut work, out, lse);
+        }
     });
 }
 
@@ -153,10 +182,14 @@ fn attend(o: &Operands, unit: usize, columns: &[usize], work: &mut Work, out: Sh
     gather(n, at, columns, o.x.q, work.rows);
     pack::panels(core.format, Source::transposed(work.rows, n.head), n.head, columns.len(), core.nr, work.q);
     let sight = Sight::new(o.rows, &o.shape, n, at, columns);
-    let whole = sight.span(0, COLS);
+    let mut whole = sight.span(0, COLS);
     let mut spans = [whole; COLS];
     for (p, span) in spans.iter_mut().enumerate().take(columns.len().div_ceil(nr)) {
         *span = sight.span(p * nr, nr);
+        if o.rows.chunks.is_some() {
+            *span = span_of_panel(o, at, columns[p * nr], *span);
+            (whole.from, whole.to) = (whole.from.min(span.from), whole.to.max(span.to));
+        }
     }
     let (mut max, mut sum) = ([f32::MIN; COLS], [0f32; COLS]);
     let (slots, (k_slots, v_slots)) = (core.slots(n.head), block_slots(core, n));
@@ -226,6 +259,25 @@ fn attend(o: &Operands, unit: usize, columns: &[usize], work: &mut Work, out: Sh
         }
     }
     finish(o, at, columns, &sight, &spans, work, &max, &sum, out, lse);
+}
+
+/// Keys that the whole sequence's panel of columns reads, of which `own`, from column `first` on, is the part that is here. The
+/// first and the last key of a tile decide how its sums are grouped, so that rows get the bits that they get where all are.
+fn span_of_panel(o: &Operands, unit: Unit, first: usize, own: Span) -> Span {
+    let (n, nr) = (&o.n, o.core.nr);
+    let (t, h) = n.place(unit, first);
+    let position = o.rows.position(t);
+    let panel = (position * n.group + h % n.group) / nr * nr;
+    let mut span = Span { to: n.keys.min((panel + nr - 1) / n.group + 1), ..own };
+    let earlier = panel / n.group;
+    let document = o.rows.doc_start[t] as usize;
+    // Of rows that are not here only those in the first row's document are known. Those of another see keys further back; to leave
+    // them out may group sums by other fours.
+    if document <= earlier {
+        let window = o.shape.window.map_or(0, |w| (earlier + 1).saturating_sub(w));
+        span.from = span.from.min(document.max(window) & !1);
+    }
+    span
 }
 
 /// Divides by the sums and writes a block's outputs.

@@ -7,6 +7,9 @@
 //! operand as it stands, and one reading of the keys serves all heads of the group.
 //!
 //! Each number that is written has one owner and one order of summation, whatever the number of threads.
+//!
+//! Of chunks of sequences, a unit has the columns of the rows that are here, one chunk after the other, and the keys of the whole
+//! sequence. Panels of columns are cut where the whole sequence's are, so that a row gets the same bits wherever it is computed.
 
 mod backward;
 mod forward;
@@ -33,7 +36,7 @@ struct Dims {
     kv: usize,
     units: usize,
     /// Rows and columns of a unit, and its keys (those of the cache first).
-    seq: usize,
+    rows: usize,
     columns: usize,
     keys: usize,
     scale: f32,
@@ -56,10 +59,10 @@ impl Dims {
             head,
             q: heads * head,
             kv: kv_heads * head,
-            units: rows.batch * kv_heads,
-            seq: rows.seq,
-            columns: rows.seq * group,
-            keys: rows.past + rows.seq,
+            units: rows.sequences() * kv_heads,
+            rows: rows.rows_per_sequence(),
+            columns: rows.rows_per_sequence() * group,
+            keys: rows.keys(),
             scale: 1.0 / (head as f32).sqrt(),
         }
     }
@@ -71,7 +74,7 @@ impl Dims {
 
     /// Row of the batch and query head of a unit's column.
     fn place(&self, unit: Unit, column: usize) -> (usize, usize) {
-        (unit.sequence * self.seq + column / self.group, unit.kv_head * self.group + column % self.group)
+        (unit.sequence * self.rows + column / self.group, unit.kv_head * self.group + column % self.group)
     }
 
     /// Where a column's numbers start in `[T, q_dim]`.
@@ -88,7 +91,7 @@ impl Dims {
 
 /// First and one-past-last key (position in the sequence, past included) that row `t` may see, padding aside.
 fn visible(rows: &Rows, shape: &AttentionShape, t: usize) -> (usize, usize) {
-    let end = rows.past + t % rows.seq + 1;
+    let end = rows.position(t) + 1;
     // A document that starts at the first row of the batch goes on from the cache.
     let document = if rows.doc_start[t] == 0 { 0 } else { rows.past + rows.doc_start[t] as usize };
     let window = shape.window.map_or(0, |w| end.saturating_sub(w));
@@ -141,14 +144,8 @@ impl Sight {
 
 /// Whether a tile of the keys from `key0` on has something to hide from the columns of `span`.
 fn needs_mask(rows: &Rows, unit: Unit, span: Span, key0: usize, keys: usize) -> bool {
-    let padding = !rows.valid.is_empty() && (key0..key0 + keys).any(|j| is_padding(rows, unit, j));
+    let padding = rows.has_padding_keys() && (key0..key0 + keys).any(|j| rows.is_padding_key(unit.sequence, j));
     key0 < span.all_from || key0 + keys > span.all_to || padding
-}
-
-/// Whether key `j` of a sequence is not a real token. Keys from a cache are.
-#[inline(always)]
-fn is_padding(rows: &Rows, unit: Unit, j: usize) -> bool {
-    j >= rows.past && !rows.is_valid(unit.sequence * rows.seq + j - rows.past)
 }
 
 /// Copies the columns' numbers out of `[T, q_dim]`, one after the other.

@@ -4,7 +4,7 @@
 
 use super::super::math::{exp_of_score, larger};
 use super::super::rows::Rows;
-use super::{COLS, Unit, is_padding};
+use super::{COLS, Unit};
 
 /// Columns that the loops of the backward take at a time.
 pub const STEP: usize = 16;
@@ -15,7 +15,7 @@ pub const STEP: usize = 16;
 pub fn hide(rows: &Rows, unit: Unit, tile: &mut [f32], stride: usize, key0: usize, first: &[u32], len: &[u32]) {
     for (r, row) in tile.chunks_mut(stride).enumerate() {
         let row = &mut row[..first.len()];
-        if !rows.valid.is_empty() && is_padding(rows, unit, key0 + r) {
+        if rows.has_padding_keys() && rows.is_padding_key(unit.sequence, key0 + r) {
             row.fill(f32::NEG_INFINITY);
             continue;
         }

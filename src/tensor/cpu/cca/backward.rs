@@ -1,4 +1,4 @@
-//! Gradients of the four projections and of CCA's parameters.
+//! Gradients of the four projections, of the halo and of CCA's parameters.
 //!
 //! A block of rows needs the gradients of the two rows after it (each convolution looks one token back), so a task computes
 //! those as well; sums over rows take a task's own rows only.
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::rope::RopeTable;
 use super::{Dims, Direction, FirstConvolution, HeadWeights, Saved, inv_norm};
-use crate::tensor::backend::{CcaIn, CcaParams, CcaShape, Qkv};
+use crate::tensor::backend::{CcaIn, CcaParams, CcaShape, Halo, Qkv};
 use crate::tensor::cpu::Cpu;
 use crate::tensor::cpu::buf::Buf;
 use crate::tensor::cpu::elementwise::{ROW_CHUNK, add_inline, num_chunks, sum_over_rows_with, sums_len};
@@ -23,7 +23,7 @@ const REACH: usize = ROW_CHUNK + 2;
 /// What the backward of norm, temperature and RoPE reads.
 struct Finish<'a> {
     n: Dims,
-    seq: usize,
+    rows: &'a Rows,
     rope: &'a RopeTable,
     q: &'a [f32],
     k: &'a [f32],
@@ -50,7 +50,7 @@ impl Finish<'_> {
                 (&self.k[at..][..n.head], &self.dk[at..][..n.head], Some(g))
             };
             dx.copy_from_slice(dy);
-            self.rope.rotate(dx, t % self.seq, -1.0);
+            self.rope.rotate(dx, self.rows.position(t), -1.0);
             let inv = inv_norm(x);
             if let (Some(g), Some(sums)) = (temp, temp_sums.as_deref_mut()) {
                 // One number for all tokens, and its terms cancel: summed in f64.
@@ -66,23 +66,91 @@ impl Finish<'_> {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
+/// Gradients of the halo's rows. Those before a row are written by the task that has the row.
+struct HaloGradients<'a> {
+    rows: &'a Rows,
+    n: Dims,
+    q: Shared<f32>,
+    k: Shared<f32>,
+    v_delayed: Shared<f32>,
+}
+
+impl<'a> HaloGradients<'a> {
+    fn new(rows: &'a Rows, n: Dims, halo: &mut Halo<Buf>) -> Self {
+        let [q, k, v_delayed] = [&mut halo.q, &mut halo.k, &mut halo.v_delayed].map(|b| Shared::new(b.data_mut()));
+        Self { rows, n, q, k, v_delayed }
+    }
+
+    /// Of one head's channels, from `at` on, of the two rows before the first row `t`. `du_before`: gradient of u of the newer
+    /// one, `du`: whole gradient of u of row `t`. Adds to the head's sums of the first convolution's taps what its use in that
+    /// newer row gives; its use in row `t` is summed like that in any row.
+    fn channels(&self, conv: &FirstConvolution, t: usize, at: usize, du_before: &[f32], du: &[f32], sums: [&mut [f32]; 2]) {
+        let n = self.n;
+        // A head is one of queries or one of keys.
+        let (part, of, width, channel) = if at < n.q { (0, &self.q, n.q, at) } else { (1, &self.k, n.k, at - n.q) };
+        let row = t / self.rows.seq * 2;
+        // SAFETY: each head of each row is written once.
+        let (d_older, d_newer) =
+            unsafe { (of.range(row * width + channel, n.head), of.range((row + 1) * width + channel, n.head)) };
+        d_older.fill(0.0);
+        d_newer.fill(0.0);
+        let Some((newer, older)) = conv.halo_x(t) else {
+            return;
+        };
+        let (before, now) = (&conv.before[at..][..n.head], &conv.now[at..][..n.head]);
+        let [s_before, s_now] = sums;
+        let newer = &newer[part][channel..];
+        for j in 0..n.head {
+            d_newer[j] = now[j] * du_before[j] + before[j] * du[j];
+            s_now[j] += du_before[j] * newer[j];
+        }
+        if let Some(older) = older {
+            let older = &older[part][channel..];
+            for j in 0..n.head {
+                d_older[j] = before[j] * du_before[j];
+                s_before[j] += du_before[j] * older[j];
+            }
+        }
+    }
+
+    /// Of the delayed values before the first row `t`, whose gradient is `d` where it uses them.
+    fn values(&self, t: usize, d: &[f32]) {
+        // SAFETY: each row is written once.
+        let out = unsafe { self.v_delayed.range(t / self.rows.seq * self.n.half, self.n.half) };
+        if self.rows.rows_of_halo(t) > 0 {
+            out.copy_from_slice(d);
+        } else {
+            out.fill(0.0);
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments, clippy::type_complexity)]
 pub fn backward(
     cpu: &Cpu,
     rows: &Rows,
     shape: CcaShape,
     x: CcaIn<&Buf>,
     p: CcaParams<&Buf>,
+    halo: Option<Halo<&Buf>>,
     saved: &Saved,
     d: Qkv<&Buf>,
     g: CcaParams<&mut Buf>,
-) -> Result<CcaIn<Buf>> {
+) -> Result<(CcaIn<Buf>, Option<Halo<Buf>>)> {
     let (n, tokens, core) = (Dims::of(&shape), rows.tokens(), &cpu.core);
     let mut out = CcaIn {
-        q: cpu.out(tokens, n.q)?,
-        k: cpu.out(tokens, n.k)?,
-        v_current: cpu.out(tokens, n.half)?,
-        v_delayed: cpu.out(tokens, n.half)?,
+        q: cpu.matrix(tokens, n.q)?,
+        k: cpu.matrix(tokens, n.k)?,
+        v_current: cpu.matrix(tokens, n.half)?,
+        v_delayed: cpu.matrix(tokens, n.half)?,
+    };
+    let mut out_halo = match halo {
+        None => None,
+        Some(_) => Some(Halo {
+            q: cpu.matrix(rows.batch * 2, n.q)?,
+            k: cpu.matrix(rows.batch * 2, n.k)?,
+            v_delayed: cpu.matrix(rows.batch, n.half)?,
+        }),
     };
     let (slots, apart_len) = HeadWeights::lens(core, n, Direction::Backward);
     let mut weights = cpu.block::<u32>(slots)?;
@@ -97,20 +165,21 @@ pub fn backward(
         LEFT_SCRATCH + REACH * n.c * 2 + (ROW_CHUNK + 1) * n.c + REACH * 4 * n.head + REACH * n.head + weight_scratch;
     let mut scratch = cpu.block::<f32>(par::threads() * per_thread)?;
     if cpu.is_planning() {
-        return Ok(out);
+        return Ok((out, out_halo));
     }
     FirstConvolution::taps(p.conv0_weight.data(), &mut taps);
     let weights = HeadWeights::pack(core, n, Direction::Backward, p.conv1_weight.data(), &mut apart, &mut weights);
-    let conv = FirstConvolution::new(rows, n, x, None, &taps, p.conv0_bias);
-    let rope = cpu.rope.get(&shape, rows.past, rows.seq);
-    let finish =
-        Finish { n, seq: rows.seq, rope: &rope, q: &saved.q, k: &saved.k, temp: p.temp.data(), dq: d.q.data(), dk: d.k.data() };
+    let conv = FirstConvolution::new(rows, n, x, halo, &taps, p.conv0_bias);
+    let rope = cpu.rope.get(&shape, rows);
+    let (dq, dk) = (d.q.data(), d.k.data());
+    let finish = Finish { n, rows, rope: &rope, q: &saved.q, k: &saved.k, temp: p.temp.data(), dq, dk };
     let dv = d.v.data();
     // Whether row t's u and X are used by row t + 1.
     let next_uses = |t: usize| t + 1 < tokens && !rows.is_first(t + 1) && rows.has_previous(t + 1);
     let [all_q, all_k, all_current, all_delayed] =
         [&mut out.q, &mut out.k, &mut out.v_current, &mut out.v_delayed].map(|b| Shared::new(b.data_mut()));
     let all_temp = Shared::new(&mut temp_partials);
+    let d_halo = out_halo.as_mut().map(|h| HaloGradients::new(rows, n, h));
 
     // Layout of the sums of a chunk.
     let (w1_len, c) = (n.c * 2 * n.head, n.c);
@@ -173,6 +242,10 @@ pub fn backward(
                         let bias = &mut s_b0[at..at + n.head];
                         add_inline(bias, &own[..n.head]);
                         add_inline(bias, &own[n.head..]);
+                        if let Some(d_halo) = d_halo.as_ref().filter(|_| rows.is_first(t0 + i)) {
+                            let sums = [&mut s_before[at..][..n.head], &mut s_now[at..][..n.head]];
+                            d_halo.channels(&conv, t0 + i, at, &own[..n.head], du, sums);
+                        }
                     }
                 }
                 // dW[out, in] = dyᵀ [u_{t-1} | u_t].
@@ -232,6 +305,9 @@ pub fn backward(
                         } else {
                             delayed.fill(0.0);
                         }
+                        if let Some(d_halo) = d_halo.as_ref().filter(|_| rows.is_first(t)) {
+                            d_halo.values(t, &dv[t * n.k + n.half..][..n.half]);
+                        }
                     }
                 },
             );
@@ -255,5 +331,5 @@ pub fn backward(
     for (h, d_temp) in g.temp.data_mut().iter_mut().enumerate() {
         *d_temp += temp_partials.iter().skip(h).step_by(shape.num_kv_heads).sum::<f64>() as f32;
     }
-    Ok(out)
+    Ok((out, out_halo))
 }

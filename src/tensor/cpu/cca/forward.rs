@@ -18,10 +18,10 @@ pub fn forward(
     shape: CcaShape,
     x: CcaIn<&Buf>,
     p: CcaParams<&Buf>,
-    halo: Option<Halo<&[f32]>>,
+    halo: Option<Halo<&Buf>>,
 ) -> Result<(Qkv<Buf>, Saved)> {
     let (n, tokens, core) = (Dims::of(&shape), rows.tokens(), &cpu.core);
-    let mut out = Qkv { q: cpu.out(tokens, n.q)?, k: cpu.out(tokens, n.k)?, v: cpu.out(tokens, n.k)? };
+    let mut out = Qkv { q: cpu.matrix(tokens, n.q)?, k: cpu.matrix(tokens, n.k)?, v: cpu.matrix(tokens, n.k)? };
     let mut saved = Saved { q: cpu.block(tokens * n.q)?, k: cpu.block(tokens * n.k)? };
     let (slots, apart_len) = HeadWeights::lens(core, n, Direction::Forward);
     let mut weights = cpu.block::<u32>(slots)?;
@@ -35,7 +35,7 @@ pub fn forward(
     FirstConvolution::taps(p.conv0_weight.data(), &mut taps);
     let weights = HeadWeights::pack(core, n, Direction::Forward, p.conv1_weight.data(), &mut apart, &mut weights);
     let conv = FirstConvolution::new(rows, n, x, halo, &taps, p.conv0_bias);
-    let rope = cpu.rope.get(&shape, rows.past, rows.seq);
+    let rope = cpu.rope.get(&shape, rows);
     let (bias, temp) = (p.conv1_bias.data(), p.temp.data());
     let (q0, k0, v_current, v_delayed) = (x.q.data(), x.k.data(), x.v_current.data(), x.v_delayed.data());
     let (all_q, all_k, all_v) = (Shared::new(out.q.data_mut()), Shared::new(out.k.data_mut()), Shared::new(out.v.data_mut()));
@@ -86,25 +86,25 @@ pub fn forward(
                         }
                     }
                     // Norm, temperature, RoPE.
-                    let s = t % rows.seq;
+                    let position = rows.position(t);
                     for (q, pre) in q[i * n.q..][..n.q].chunks_exact_mut(n.head).zip(pre_q.chunks_exact(n.head)) {
                         let by = scale * inv_norm(pre);
                         q.iter_mut().zip(pre).for_each(|(q, x)| *q = x * by);
-                        rope.rotate(q, s, 1.0);
+                        rope.rotate(q, position, 1.0);
                     }
                     for ((k, pre), temp) in k[i * n.k..][..n.k].chunks_exact_mut(n.head).zip(pre_k.chunks_exact(n.head)).zip(temp)
                     {
                         let by = scale * inv_norm(pre) * temp;
                         k.iter_mut().zip(pre).for_each(|(k, x)| *k = x * by);
-                        rope.rotate(k, s, 1.0);
+                        rope.rotate(k, position, 1.0);
                     }
                     // Values: this token's half, then the previous token's.
                     let (now, before) = v[i * n.k..][..n.k].split_at_mut(n.half);
                     now.copy_from_slice(&v_current[t * n.half..][..n.half]);
                     if rows.has_previous(t) {
                         before.copy_from_slice(&v_delayed[(t - 1) * n.half..][..n.half]);
-                    } else if let Some(h) = halo.filter(|_| rows.is_first(t)) {
-                        before.copy_from_slice(&h.v_delayed[t / rows.seq * n.half..][..n.half]);
+                    } else if let Some(v) = conv.halo_v(t) {
+                        before.copy_from_slice(v);
                     } else {
                         before.fill(0.0);
                     }

@@ -3,12 +3,16 @@
 //! together in the cache.
 //!
 //! Names: X_t = [q | k] of token t, u = first convolution, y = second. "Previous" means the token before in the same
-//! document; where there is none, X is 0 and u is the first convolution's bias (its inputs are zeros, its bias is not).
+//! document; where there is none, X is 0 and u is the first convolution's bias (its inputs are zeros, its bias is not). Before
+//! the first row of a sequence (or of a chunk of one), a halo holds the two tokens that may be needed; u of the newer one is
+//! computed where it is used, from both.
 //! The second convolution is one product per head: row t of its left operand is [u_{t-1} | u_t].
 
 mod backward;
 mod forward;
 mod rope;
+#[cfg(test)]
+mod tests;
 
 pub use backward::backward;
 pub use forward::forward;
@@ -71,8 +75,9 @@ struct FirstConvolution<'a> {
 }
 
 impl<'a> FirstConvolution<'a> {
-    fn new(rows: &'a Rows, n: Dims, x: CcaIn<&'a Buf>, halo: Option<Halo<&'a [f32]>>, taps: &'a [f32], bias: &'a Buf) -> Self {
+    fn new(rows: &'a Rows, n: Dims, x: CcaIn<&'a Buf>, halo: Option<Halo<&'a Buf>>, taps: &'a [f32], bias: &'a Buf) -> Self {
         let (before, now) = taps.split_at(n.c);
+        let halo = halo.map(|h| Halo { q: h.q.data(), k: h.k.data(), v_delayed: h.v_delayed.data() });
         Self { rows, n, q: x.q.data(), k: x.k.data(), halo, before, now, bias: bias.data() }
     }
 
@@ -90,9 +95,26 @@ impl<'a> FirstConvolution<'a> {
         [&self.q[t * self.n.q..][..self.n.q], &self.k[t * self.n.k..][..self.n.k]]
     }
 
-    /// Row `at` of the halo: two a sequence, the older first.
-    fn halo_x(h: Halo<&'a [f32]>, n: Dims, at: usize) -> [&'a [f32]; 2] {
-        [&h.q[at * n.q..][..n.q], &h.k[at * n.k..][..n.k]]
+    /// The halo's rows that are the history of row t: X of the newer one, and of the older one where that counts too.
+    #[inline(always)]
+    #[allow(clippy::type_complexity)]
+    fn halo_x(&self, t: usize) -> Option<([&'a [f32]; 2], Option<[&'a [f32]; 2]>)> {
+        let h = self.halo?;
+        let x = |at: usize| [&h.q[at * self.n.q..][..self.n.q], &h.k[at * self.n.k..][..self.n.k]];
+        // Two a sequence, the older first.
+        let older = t / self.rows.seq * 2;
+        match self.rows.rows_of_halo(t) {
+            0 => None,
+            1 => Some((x(older + 1), None)),
+            _ => Some((x(older + 1), Some(x(older)))),
+        }
+    }
+
+    /// The halo's delayed values, where they are the history of row t.
+    #[inline(always)]
+    fn halo_v(&self, t: usize) -> Option<&'a [f32]> {
+        let halo = self.halo.filter(|_| self.rows.rows_of_halo(t) > 0)?;
+        Some(&halo.v_delayed[t / self.rows.seq * self.n.half..][..self.n.half])
     }
 
     /// X of the token before t; None = zeros.
@@ -101,8 +123,7 @@ impl<'a> FirstConvolution<'a> {
         if self.rows.has_previous(t) {
             return Some(self.x(t - 1));
         }
-        let halo = self.halo.filter(|_| self.rows.is_first(t))?;
-        Some(Self::halo_x(halo, self.n, t / self.rows.seq * 2 + 1))
+        self.halo_x(t).map(|(newer, _)| newer)
     }
 
     #[inline(always)]
@@ -157,14 +178,13 @@ impl<'a> FirstConvolution<'a> {
             now.copy_from_slice(&u[(i + 1) * c + at..][..width]);
             if self.rows.has_previous(t) {
                 before.copy_from_slice(&u[i * c + at..][..width]);
-            } else if let Some(h) = self.halo.filter(|_| self.rows.is_first(t)) {
-                // u of the row before the first, from the two rows of the halo.
-                let row = t / self.rows.seq * 2;
-                let (older, newer) = (Self::halo_x(h, self.n, row), Self::halo_x(h, self.n, row + 1));
+            } else if let Some((newer, older)) = self.halo_x(t) {
+                // u of the row before the first.
                 let channel = |x: [&[f32]; 2], j: usize| if j < self.n.q { x[0][j] } else { x[1][j - self.n.q] };
                 for (j, before) in before.iter_mut().enumerate() {
                     let j = at + j;
-                    *before = self.before[j] * channel(older, j) + self.now[j] * channel(newer, j) + self.bias[j];
+                    let older = older.map_or(0.0, |x| channel(x, j));
+                    *before = self.before[j] * older + self.now[j] * channel(newer, j) + self.bias[j];
                 }
             } else {
                 before.copy_from_slice(&self.bias[at..][..width]);

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::super::rows::Rows;
 use crate::tensor::backend::CcaShape;
 
-/// cos and sin of the angles of `seq` positions from `past`, `[seq, rotary_dim / 2]` each. Angles in f32, as everyone's are.
+/// cos and sin of the angles of `len` positions from `past`, `[len, rotary_dim / 2]` each. Angles in f32, as everyone's are.
 #[derive(Debug)]
 pub struct RopeTable {
     key: Key,
@@ -18,20 +19,21 @@ struct Key {
     rotary_dim: usize,
     theta: f64,
     past: usize,
-    seq: usize,
+    len: usize,
 }
 
 impl RopeTable {
     fn new(key: Key) -> Self {
         let half = key.rotary_dim / 2;
         let inv_freq: Vec<f32> = (0..half).map(|j| 1.0 / key.theta.powf((2 * j) as f64 / key.rotary_dim as f64) as f32).collect();
-        let angles = || (key.past..key.past + key.seq).flat_map(|pos| inv_freq.iter().map(move |f| pos as f32 * f));
+        let angles = || (key.past..key.past + key.len).flat_map(|pos| inv_freq.iter().map(move |f| pos as f32 * f));
         Self { key, cos: angles().map(f32::cos).collect(), sin: angles().map(f32::sin).collect(), half }
     }
 
-    /// Rotates the first `2 * half` channels of one head at position `s` of its sequence; `sign` -1 rotates back.
+    /// Rotates the first `2 * half` channels of one head at `position` of its sequence; `sign` -1 rotates back.
     #[inline(always)]
-    pub fn rotate(&self, x: &mut [f32], s: usize, sign: f32) {
+    pub fn rotate(&self, x: &mut [f32], position: usize, sign: f32) {
+        let s = position - self.key.past;
         let (a, b) = x[..2 * self.half].split_at_mut(self.half);
         let (cos, sin) = (&self.cos[s * self.half..][..self.half], &self.sin[s * self.half..][..self.half]);
         for j in 0..self.half {
@@ -50,8 +52,10 @@ pub struct RopeTables(Mutex<Vec<Arc<RopeTable>>>);
 const KEPT: usize = 4;
 
 impl RopeTables {
-    pub fn get(&self, shape: &CcaShape, past: usize, seq: usize) -> Arc<RopeTable> {
-        let key = Key { rotary_dim: shape.rotary_dim, theta: shape.rope_theta, past, seq };
+    /// For all positions that `rows` can have.
+    pub fn get(&self, shape: &CcaShape, rows: &Rows) -> Arc<RopeTable> {
+        let (past, len) = (rows.past, rows.keys() - rows.past);
+        let key = Key { rotary_dim: shape.rotary_dim, theta: shape.rope_theta, past, len };
         let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = tables.iter().find(|t| t.key == key) {
             return table.clone();

@@ -1,0 +1,239 @@
+//! Expert parallelism: rows go to the ranks that hold their experts and come back, without capacity and without padding. A rank
+//! joins every exchange, with rows or without.
+//!
+//! Rows of an expert are put in the order of their tokens in the global batch, whatever rank they come from, so that sums over them
+//! are taken in one order.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::group::even_pieces;
+use super::mesh::Mesh;
+use crate::model::params::ParamId;
+use crate::model::peers::{Arrived, Exchanged, ExpertPeers};
+use crate::model::{ParamStore, ParamTable};
+use crate::tensor::Backend;
+use crate::tensor::backend::SkipMode;
+use crate::tensor::cpu::router::Routing;
+use crate::tensor::cpu::{Buf, Cpu, Rows, experts};
+
+/// The expert group of a rank.
+pub struct Experts {
+    mesh: Arc<Mesh>,
+    /// Experts of each member.
+    pieces: Vec<Range<usize>>,
+    num_experts: usize,
+    /// Gradients of the local experts by the member whose rows they come from, where these are summed apart.
+    leaves: Option<RefCell<Vec<ParamStore<Cpu>>>>,
+}
+
+impl Experts {
+    pub fn new(mesh: Arc<Mesh>, num_experts: usize) -> Self {
+        let pieces = even_pieces(num_experts, mesh.layout.ep);
+        Self { mesh, pieces, num_experts, leaves: None }
+    }
+
+    /// Gradients of the local experts are kept apart by the member whose rows they come from; `take_leaves` hands them out.
+    pub fn apart(mut self, backend: &Cpu, table: &ParamTable) -> Result<Self> {
+        self.leaves = Some(RefCell::new(self.new_leaves(backend, table)?));
+        Ok(self)
+    }
+
+    fn new_leaves(&self, backend: &Cpu, table: &ParamTable) -> Result<Vec<ParamStore<Cpu>>> {
+        let local = self.local();
+        let is_here = |id: ParamId| table.specs[id].expert.is_some_and(|e| local.contains(&e));
+        self.pieces.iter().map(|_| ParamStore::zeros_of(backend, table, is_here)).collect()
+    }
+
+    /// Gradients of the micro-batch that is done, by member; None where they are not kept apart.
+    pub fn take_leaves(&self, backend: &Cpu, table: &ParamTable) -> Result<Option<Vec<ParamStore<Cpu>>>> {
+        match &self.leaves {
+            Some(leaves) => Ok(Some(std::mem::replace(&mut leaves.borrow_mut(), self.new_leaves(backend, table)?))),
+            None => Ok(None),
+        }
+    }
+
+    fn place(&self) -> usize {
+        self.mesh.experts.index()
+    }
+
+    /// Own rows that go to some expert, in the order they are sent in: by expert, hence by member.
+    fn sent<'a>(&self, routing: &'a Routing) -> &'a [u32] {
+        &routing.order[..routing.offsets[self.num_experts]]
+    }
+
+    /// Rows of `x` to the experts' ranks; `width` numbers each.
+    fn send(&self, name: &'static str, backend: &Cpu, counts: &[usize], order: &[u32], x: &Buf) -> Result<Buf> {
+        let width = backend.shape(x)[1];
+        let mut out = backend.matrix(order.len(), width)?;
+        experts::gather(x.data(), order, width, out.data_mut());
+        self.exchange(name, backend, counts, out.data(), width)
+    }
+
+    fn exchange(&self, name: &'static str, backend: &Cpu, counts: &[usize], rows: &[f32], width: usize) -> Result<Buf> {
+        let n = self.pieces.len();
+        let come: usize = (0..n).map(|m| counts[m * n + self.place()]).sum();
+        let mut arrived = backend.matrix(come, width)?;
+        let numbers: Vec<usize> = counts.iter().map(|c| c * width).collect();
+        self.mesh.experts.all_to_all(name, &numbers, rows, arrived.data_mut())?;
+        Ok(arrived)
+    }
+
+    /// The way back: rows in the order of `sent`.
+    fn send_back(&self, name: &'static str, backend: &Cpu, counts: &[usize], rows: &Buf) -> Result<Buf> {
+        let n = self.pieces.len();
+        let back: Vec<usize> = (0..n * n).map(|i| counts[i % n * n + i / n]).collect();
+        self.exchange(name, backend, &back, rows.data(), backend.shape(rows)[1])
+    }
+
+    /// Rows that each member sends to each expert, `[size, E]`.
+    fn all_counts(&self, routing: &Routing) -> Result<Vec<u64>> {
+        let own: Vec<u64> = (0..self.num_experts).map(|e| (routing.offsets[e + 1] - routing.offsets[e]) as u64).collect();
+        self.mesh.experts.all_gather_slices("counts of routed rows", &own)
+    }
+}
+
+impl ExpertPeers<Cpu> for Experts {
+    fn local(&self) -> Range<usize> {
+        self.pieces[self.place()].clone()
+    }
+
+    fn forward(
+        &self,
+        backend: &Cpu,
+        rows: &Rows,
+        h: &Buf,
+        routing: &Routing,
+        experts: &[Buf],
+        skip: SkipMode,
+    ) -> Result<(Buf, Exchanged<Cpu>)> {
+        let [tokens, width] = backend.shape(h);
+        let n = self.pieces.len();
+        if backend.is_planning() {
+            return self.plan(backend, tokens, width, experts);
+        }
+        let by_expert = self.all_counts(routing)?;
+        let to = |from: usize, member: usize| -> usize {
+            by_expert[from * self.num_experts..][self.pieces[member].clone()].iter().sum::<u64>() as usize
+        };
+        let counts: Vec<usize> = (0..n * n).map(|i| to(i / n, i % n)).collect();
+        let order = self.sent(routing);
+        let arrived = self.send("all-to-all of tokens", backend, &counts, order, h)?;
+
+        // Which token of the batch each row is, and how probable its expert.
+        let notes: Vec<[u32; 2]> = order.iter().map(|t| [rows.token(*t as usize), routing.prob[*t as usize].to_bits()]).collect();
+        let mut come = vec![[0; 2]; backend.shape(&arrived)[0]];
+        self.mesh.experts.all_to_all("all-to-all of token numbers", &counts, &notes, &mut come)?;
+
+        let mut out_here = backend.matrix(come.len(), width)?;
+        let mut parts = Vec::new();
+        let mut at = 0;
+        let members = self.mesh.experts.members();
+        let together = if self.leaves.is_some() { 1 } else { n };
+        for sources in (0..n).collect::<Vec<_>>().chunks(together) {
+            let part = at..at + sources.iter().map(|from| counts[from * n + self.place()]).sum::<usize>();
+            let mut keys = Vec::with_capacity(part.len());
+            for from in sources {
+                let replica = self.mesh.layout.replica_of(members[*from]);
+                for (local, e) in self.local().enumerate() {
+                    for _ in 0..by_expert[from * self.num_experts + e] {
+                        keys.push((local as u32, replica, come[part.start + keys.len()][0]));
+                    }
+                }
+            }
+            let mut order: Vec<u32> = (0..part.len() as u32).collect();
+            order.sort_unstable_by_key(|i| keys[*i as usize]);
+            let choice: Vec<u32> = keys.iter().map(|(local, ..)| *local).collect();
+            let prob = come[part.clone()].iter().map(|[_, prob]| f32::from_bits(*prob));
+            let routing = Routing::given(backend, &choice, prob, &order, self.local().len())?;
+            let h = cut_rows(backend, &arrived, part.clone())?;
+            let (out, saved) = backend.expert_ffn(&h, &routing, experts, SkipMode::Zero)?;
+            out_here.data_mut()[part.start * width..part.end * width].copy_from_slice(out.data());
+            parts.push(Arrived { h, routing, saved });
+            at = part.end;
+        }
+        drop(arrived);
+        let back = self.send_back("all-to-all of experts' outputs", backend, &counts, &out_here)?;
+        drop(out_here);
+        let mut out = backend.matrix(tokens, width)?;
+        experts::scatter(back.data(), self.sent(routing), width, out.data_mut());
+        experts::skip_forward(h, routing, self.num_experts, skip, &mut out);
+        Ok((out, Exchanged { parts, counts }))
+    }
+
+    fn backward(
+        &self,
+        backend: &Cpu,
+        h: &Buf,
+        routing: &Routing,
+        experts: &[Buf],
+        skip: SkipMode,
+        saved: &Exchanged<Cpu>,
+        dy: &Buf,
+        first: ParamId,
+        grads: &mut ParamStore<Cpu>,
+    ) -> Result<(Buf, Buf)> {
+        let [tokens, width] = backend.shape(h);
+        if backend.is_planning() {
+            let g = grads.range_mut(first, experts.len());
+            for p in &saved.parts {
+                backend.expert_ffn_backward(&p.h, &p.routing, experts, SkipMode::Zero, &p.saved, &p.h, g)?;
+            }
+            return Ok((backend.matrix(tokens, width)?, backend.matrix(tokens, 1)?));
+        }
+        let order = self.sent(routing);
+        let arrived = self.send("all-to-all of output gradients", backend, &saved.counts, order, dy)?;
+        let come = backend.shape(&arrived)[0];
+        let (mut dh_here, mut d_prob_here) = (backend.matrix(come, width)?, backend.matrix(come, 1)?);
+        let mut leaves = self.leaves.as_ref().map(|leaves| leaves.borrow_mut());
+        let mut at = 0;
+        for (source, p) in saved.parts.iter().enumerate() {
+            let part = at..at + backend.shape(&p.h)[0];
+            let g = match &mut leaves {
+                Some(leaves) => leaves[source].range_mut(first, experts.len()),
+                None => grads.range_mut(first, experts.len()),
+            };
+            let dy = cut_rows(backend, &arrived, part.clone())?;
+            let (dh, d_prob) = backend.expert_ffn_backward(&p.h, &p.routing, experts, SkipMode::Zero, &p.saved, &dy, g)?;
+            dh_here.data_mut()[part.start * width..part.end * width].copy_from_slice(dh.data());
+            d_prob_here.data_mut()[part.clone()].copy_from_slice(d_prob.data());
+            at = part.end;
+        }
+        drop(arrived);
+        let dh_back = self.send_back("all-to-all of token gradients", backend, &saved.counts, &dh_here)?;
+        let d_prob_back = self.send_back("all-to-all of probability gradients", backend, &saved.counts, &d_prob_here)?;
+        let (mut dh, mut d_prob) = (backend.matrix(tokens, width)?, backend.matrix(tokens, 1)?);
+        experts::scatter(dh_back.data(), order, width, dh.data_mut());
+        experts::scatter(d_prob_back.data(), order, 1, d_prob.data_mut());
+        experts::skip_backward(h, routing, self.num_experts, skip, dy, &mut dh, &mut d_prob);
+        Ok((dh, d_prob))
+    }
+}
+
+impl Experts {
+    /// Memory of `forward` when all ranks' experts are chosen equally often.
+    fn plan(&self, backend: &Cpu, tokens: usize, width: usize, experts: &[Buf]) -> Result<(Buf, Exchanged<Cpu>)> {
+        let sent = backend.matrix(tokens, width)?;
+        let h = backend.matrix(tokens, width)?;
+        let routing = Routing::given(backend, &[], std::iter::empty(), &[], self.local().len())?;
+        drop(sent);
+        let (out, saved) = backend.expert_ffn(&h, &routing, experts, SkipMode::Zero)?;
+        let back = backend.matrix(tokens, width)?;
+        drop(out);
+        let out = backend.matrix(tokens, width)?;
+        drop(back);
+        let n = self.pieces.len();
+        Ok((out, Exchanged { parts: vec![Arrived { h, routing, saved }], counts: vec![0; n * n] }))
+    }
+}
+
+/// Some rows of a matrix, as one of their own.
+fn cut_rows(backend: &Cpu, x: &Buf, rows: Range<usize>) -> Result<Buf> {
+    let width = backend.shape(x)[1];
+    let mut out = backend.matrix(rows.len(), width)?;
+    out.data_mut().copy_from_slice(&x.data()[rows.start * width..rows.end * width]);
+    Ok(out)
+}

@@ -1,0 +1,172 @@
+//! A rank of several, on the host's buffers: all of a mesh's parts put together.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::context::{Context, Cutting};
+use super::exchange::{Exchange, Waits, plan};
+use super::experts::Experts;
+use super::forest::{self, Forest};
+use super::group::even_pieces;
+use super::mesh::Mesh;
+use super::sharing::Sharing;
+use super::zero::{Ownership, Shared};
+use crate::error::bad_input;
+use crate::model::peers::{ContextPeers, ExpertPeers, Peers};
+use crate::model::{ModelConfig, ParamStore, ParamTable};
+use crate::tensor::backend::Batch;
+use crate::tensor::cpu::Cpu;
+
+pub struct Together {
+    mesh: Arc<Mesh>,
+    cutting: Cutting,
+    context: Option<Context>,
+    experts: Option<Experts>,
+    ownership: Ownership,
+    exchange: Exchange,
+    table: ParamTable,
+    by_sequence: Option<BySequence>,
+}
+
+/// Sums over sequences: what this rank has of the tree, of what all ranks share and of its experts' gradients.
+struct BySequence {
+    /// Of a global batch.
+    sequences: usize,
+    world: RefCell<Forest<ParamStore<Cpu>>>,
+    experts: RefCell<Forest<ParamStore<Cpu>>>,
+}
+
+impl Together {
+    pub fn new(mesh: Arc<Mesh>, model: &ModelConfig, cutting: Cutting, bucket_bytes: usize) -> Result<Self> {
+        let table = ParamTable::new(model);
+        let (buckets, ownership) = plan(&table, &mesh, model.num_experts, bucket_bytes);
+        let layout = mesh.layout;
+        Ok(Self {
+            context: (layout.cp > 1).then(|| Context::new(mesh.clone(), cutting)),
+            experts: (layout.ep > 1).then(|| Experts::new(mesh.clone(), model.num_experts)),
+            exchange: Exchange::new(mesh.clone(), &table, buckets)?,
+            ownership,
+            cutting,
+            table,
+            by_sequence: None,
+            mesh,
+        })
+    }
+
+    /// Sums gradients over a tree whose leaves are the `sequences` of a global batch: the same bits in every layout.
+    ///
+    /// # Errors
+    /// With context parallelism, which sums inside of sequences.
+    pub fn by_sequence(mut self, backend: &Cpu, sequences: usize) -> Result<Self> {
+        if self.mesh.layout.cp > 1 {
+            return Err(bad_input(
+                "train.deterministic = \"layout\" sums gradients sequence by sequence, but parallel.cp cuts sequences: set parallel.cp = 1, or \
+                 train.deterministic = \"run\"",
+            ));
+        }
+        self.experts = self.experts.map(|e| e.apart(backend, &self.table)).transpose()?;
+        self.by_sequence = Some(BySequence { sequences, world: RefCell::default(), experts: RefCell::default() });
+        Ok(self)
+    }
+
+    /// Sequences that a rank brings to the sums of its kind of bucket.
+    fn sequences_of(&self, rank: usize, sequences: usize, shared: Shared) -> Vec<usize> {
+        let layout = self.mesh.layout;
+        let shares = even_pieces(sequences, layout.replicas());
+        match shared {
+            Shared::World => shares[layout.replica_of(rank)].clone().collect(),
+            Shared::ExpertData => {
+                layout.expert_group(rank).into_iter().flat_map(|r| shares[layout.replica_of(r)].clone()).collect()
+            }
+        }
+    }
+
+    /// Sums of the trees that the ranks have parts of.
+    fn reduce_trees(&self, by: &BySequence, grads: &mut ParamStore<Cpu>) -> Result<()> {
+        let (world, experts) = (by.world.take(), by.experts.take());
+        for bucket in self.exchange.buckets() {
+            let (group, forest) = match bucket.shared {
+                Shared::World => (&self.mesh.background_world, &world),
+                Shared::ExpertData => (&self.mesh.background_expert_data, &experts),
+            };
+            let of_member = |m: &usize| forest::starts(self.sequences_of(*m, by.sequences, bucket.shared).into_iter());
+            let starts: Vec<Vec<usize>> = group.members().iter().map(of_member).collect();
+            let nodes: Vec<(usize, Vec<f32>)> = forest.nodes().map(|(s, g)| (s, self.exchange.pack(bucket, g))).collect();
+            let sum = group.reduce_tree("tree of gradients", &nodes, &starts, &bucket.pieces)?;
+            self.exchange.unpack_own(bucket, group.index(), &sum, grads);
+        }
+        Ok(())
+    }
+}
+
+impl Sharing<Cpu> for Together {
+    fn mesh(&self) -> Option<&Mesh> {
+        Some(&self.mesh)
+    }
+
+    fn ownership(&self) -> &Ownership {
+        &self.ownership
+    }
+
+    fn cut(&self, batch: &Batch) -> Result<Batch> {
+        match &self.context {
+            Some(_) => self.cutting.cut(batch, self.mesh.context.index()),
+            None => Ok(batch.clone()),
+        }
+    }
+
+    fn peers(&self) -> Peers<'_, Cpu> {
+        self.exchange.set_reducing(false);
+        Peers {
+            context: self.context.as_ref().map(|c| c as &dyn ContextPeers<Cpu>),
+            experts: self.experts.as_ref().map(|e| e as &dyn ExpertPeers<Cpu>),
+            stages: Some(&self.exchange),
+        }
+    }
+
+    fn last_peers(&self) -> Peers<'_, Cpu> {
+        let peers = self.peers();
+        self.exchange.set_reducing(self.by_sequence.is_none());
+        peers
+    }
+
+    fn leaf(&self, backend: &Cpu, nth: usize, sequence: Option<usize>, grads: &mut ParamStore<Cpu>) -> Result<()> {
+        let Some(by) = &self.by_sequence else { return Ok(()) };
+        let add = |a: &mut ParamStore<Cpu>, b: ParamStore<Cpu>| a.add_assign(backend, &b);
+        if let Some(sequence) = sequence {
+            let leaf = std::mem::replace(grads, grads.zeros_like(backend)?);
+            by.world.borrow_mut().push(sequence, leaf, add)?;
+        }
+        let Some(leaves) = self.experts.as_ref().map(|e| e.take_leaves(backend, &self.table)).transpose()?.flatten() else {
+            return Ok(());
+        };
+        for (member, leaf) in self.mesh.experts.members().iter().zip(leaves) {
+            // A member that has run out of sequences sent nothing.
+            if let Some(sequence) = self.sequences_of(*member, by.sequences, Shared::World).get(nth) {
+                by.experts.borrow_mut().push(*sequence, leaf, add)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reduced(&self, _: &Cpu, grads: &mut ParamStore<Cpu>) -> Result<()> {
+        match &self.by_sequence {
+            Some(by) => self.reduce_trees(by, grads),
+            None => self.exchange.reduced(grads),
+        }
+    }
+
+    fn updated(&self, params: &mut ParamStore<Cpu>) -> Result<()> {
+        self.exchange.updated(params)
+    }
+
+    fn take_waits(&self) -> Option<Waits> {
+        Some(self.exchange.take_waits())
+    }
+
+    fn settle(&self, params: &ParamStore<Cpu>) -> Result<()> {
+        self.exchange.settle(params)
+    }
+}

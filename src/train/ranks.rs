@@ -1,0 +1,176 @@
+//! A run on several ranks that are threads of this process.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+use super::backend::{self, Fitted};
+use super::run::{EngineKind, Options, Run};
+use super::step::agree;
+use super::stop::{Outcome, Stop};
+use crate::error::bad_input;
+use crate::failpoint;
+#[cfg(feature = "mpi")]
+use crate::parallel::launch::{self, Launch};
+#[cfg(feature = "mpi")]
+use crate::parallel::mpi::MpiRank;
+use crate::parallel::threads::Hub;
+use crate::parallel::{Comm, Cut, Cutting, Layout, Mesh, PeerFailed, Stages, Together, Transport};
+use crate::print::set_silent;
+use crate::recipe::{Collectives, CpChunks, Deterministic, PartialNodes, Recipe};
+use crate::tensor::cpu::par;
+
+/// How long ranks may take to notice that another one has failed, before the process ends without them.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The mesh of `ranks` ranks that a recipe asks for, and how it cuts sequences.
+pub fn layout(recipe: &Recipe, ranks: usize) -> Result<(Layout, Cutting)> {
+    let p = &recipe.parallel;
+    let layout = Layout::new(ranks, p.cp, p.ep, recipe.model.num_experts)?;
+    let cut = match p.cp_chunks {
+        CpChunks::Auto => Cut::auto(recipe.train.seq_len),
+        CpChunks::Contiguous => Cut::Contiguous,
+        CpChunks::Zigzag => Cut::Zigzag,
+    };
+    Ok((layout, Cutting::new(p.cp, cut, recipe.train.seq_len)?))
+}
+
+/// Compute threads of each of `ranks` ranks on this machine.
+pub fn threads_of_rank(recipe: &Recipe, ranks: usize) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    (recipe.train.threads.unwrap_or_else(cores) / ranks).max(1)
+}
+
+/// Ranks of a node, checked against what the groups make of it. Warnings are told.
+fn ranks_per_node(recipe: &Recipe, layout: &Layout, of_launcher: Option<usize>) -> Result<usize> {
+    let n = recipe.parallel.ranks_per_node.or(of_launcher).unwrap_or(layout.world);
+    let problems = layout.partial_nodes(n);
+    match recipe.parallel.partial_nodes {
+        PartialNodes::Allow => {}
+        PartialNodes::Warn => problems.iter().for_each(|p| tell!("warning: {p}")),
+        PartialNodes::Error if problems.is_empty() => {}
+        PartialNodes::Error => {
+            return Err(bad_input(format!(
+                "{}. Make the groups whole nodes, or set parallel.partial_nodes = \"warn\"",
+                problems.join("; ")
+            )));
+        }
+    }
+    Ok(n)
+}
+
+/// How collectives travel between ranks of nodes of this size.
+fn stages(recipe: &Recipe, ranks_per_node: usize) -> Stages {
+    match recipe.parallel.collectives {
+        Collectives::Flat => Stages::Flat,
+        Collectives::Auto | Collectives::TwoStage => Stages::Two { ranks_per_node },
+    }
+}
+
+/// Trains on `options.ranks` ranks. The first failure ends all of them, and is the one that is returned.
+pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outcome> {
+    refuse_candle(options)?;
+    let ranks = options.ranks;
+    let (layout, cutting) = layout(recipe, ranks)?;
+    let node = ranks_per_node(recipe, &layout, None)?;
+    let threads = threads_of_rank(recipe, ranks);
+    let (done, outcomes) = channel();
+    for transport in Hub::ranks(ranks, recipe.parallel.timeout) {
+        let rank = transport.rank();
+        let comm = Comm::new(Arc::new(transport), stages(recipe, node));
+        // The threads may outlive this call when one of them hangs, so they own what they use.
+        let (recipe, options, stop, done) = (recipe.clone(), options.clone(), stop.clone(), done.clone());
+        let body = move || {
+            let pool = par::pool(Some(threads));
+            let run = || pool.and_then(|pool| pool.install(|| train(&recipe, &options, stop, layout, cutting, comm.clone())));
+            let outcome = guarded(comm.transport.as_ref(), run);
+            // Nobody listens any more when another rank has failed long ago.
+            let _ = done.send((rank, outcome));
+        };
+        let name = format!("rank-{rank}");
+        std::thread::Builder::new().name(name).spawn(body).with_context(|| format!("starting rank {rank} of {ranks}"))?;
+    }
+    drop(done);
+    let (mut first, mut failure, mut deadline): (Option<Outcome>, Option<anyhow::Error>, Option<Instant>) = (None, None, None);
+    for _ in 0..ranks {
+        let next = match deadline {
+            None => outcomes.recv().ok(),
+            Some(deadline) => outcomes.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok(),
+        };
+        match next {
+            // The rest hangs in something else than communication; the process ends without it.
+            None => break,
+            Some((0, Ok(outcome))) => first = Some(outcome),
+            Some((_, Ok(_))) => {}
+            Some((_, Err(e))) => {
+                deadline.get_or_insert_with(|| Instant::now() + GRACE);
+                if failure.as_ref().is_none_or(|f| f.is::<PeerFailed>() && !e.is::<PeerFailed>()) {
+                    failure = Some(e);
+                }
+            }
+        }
+    }
+    match (failure, first) {
+        (Some(failure), _) => Err(failure),
+        (None, Some(outcome)) => Ok(outcome),
+        (None, None) => Err(anyhow!("the first rank ended without a word")),
+    }
+}
+
+/// Trains as one of the processes of an MPI job.
+#[cfg(feature = "mpi")]
+pub fn on_mpi(recipe: &Recipe, options: &Options, stop: Stop, launch: Launch) -> Result<Outcome> {
+    refuse_candle(options)?;
+    // What is impossible is refused before MPI starts: afterwards a rank that ends takes all others with it.
+    let (layout, cutting) = layout(recipe, launch.world)?;
+    let of_node = launch::ranks_per_node(&launch);
+    let node = ranks_per_node(recipe, &layout, of_node)?;
+    let threads = threads_of_rank(recipe, of_node.unwrap_or(launch.world));
+    let transport = MpiRank::start(recipe.parallel.timeout)?;
+    let rank: Arc<dyn Transport> = Arc::new(transport);
+    let comm = Comm::new(rank.clone(), stages(recipe, node));
+    let pool = par::pool(Some(threads));
+    guarded(&*rank, || pool.and_then(|pool| pool.install(|| train(recipe, options, stop, layout, cutting, comm))))
+}
+
+fn refuse_candle(options: &Options) -> Result<()> {
+    match options.engine {
+        EngineKind::Candle => Err(bad_input("--backend candle trains on one rank: start one process, without --ranks")),
+        EngineKind::Cpu => Ok(()),
+    }
+}
+
+/// Runs a rank's part; its failure, or its panic, is made known to the others.
+fn guarded(transport: &dyn Transport, run: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(anyhow!("it panicked: {}", text_of(panic))));
+    match &outcome {
+        Ok(_) => transport.leave(),
+        Err(e) if e.is::<PeerFailed>() => {}
+        Err(e) => transport.fail(&format!("{e:#}")),
+    }
+    outcome
+}
+
+fn text_of(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+/// One rank, from start to end, in its own pool of threads.
+fn train(recipe: &Recipe, options: &Options, stop: Stop, layout: Layout, cutting: Cutting, comm: Arc<Comm>) -> Result<Outcome> {
+    let mesh = Arc::new(Mesh::new(layout, comm));
+    set_silent(!mesh.is_first());
+    failpoint::set_rank(mesh.rank);
+    let bucket_bytes = (recipe.parallel.bucket_mib << 20) as usize;
+    let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
+    let Fitted { engine, recipe, reduced_from } = backend::fitting(recipe, Some((layout, cutting)), fits)?;
+    let mut together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
+    if recipe.train.deterministic == Deterministic::Layout {
+        together = together.by_sequence(&engine.backend, recipe.train.sequences_per_step() as usize)?;
+    }
+    Run::start(engine, &together, &recipe, options, stop, reduced_from)?.train()
+}
