@@ -18,7 +18,7 @@ else
 READY := build
 endif
 
-.PHONY: build given demo demo-data test test-all test-mpi bench static lint lint-mpi clean help setup setup-mpi
+.PHONY: build given demo demo-data test test-all test-mpi sweeps bench static lint lint-mpi clean help setup setup-mpi
 
 build: setup ## Build the executable (target/release/zaya); the default
 	$(CARGO) build $(LOCKED)
@@ -33,8 +33,9 @@ demo-data: $(READY) ## Only the demo's data: tokenizer and token shards in demo/
 test: setup $(filter given,$(READY)) ## Run the tests: exactly what CI runs
 	$(CARGO) test $(LOCKED)
 
-test-all: demo-data ## Run the tests and the long sweeps: the demo's loss in f32 against bf16
-	$(CARGO) test $(LOCKED) -- --include-ignored
+test-all: test test-mpi sweeps ## Run everything: the tests, those under MPI, and the long sweeps
+
+sweeps: demo-data ## Run the long sweeps alone: the demo's loss in f32 against bf16
 	@scripts/precision-curves.sh "$(PROGRAM)"
 
 # The executable with MPI takes the place of the plain one for a moment: integration tests build it. So the plain one is put back.

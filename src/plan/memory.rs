@@ -14,6 +14,9 @@ pub struct MemoryPart {
     pub bytes: u64,
 }
 
+/// Name of the part that is one region.
+pub const WORKING: &str = "working memory of a step";
+
 const F32: u64 = 4;
 
 /// Parts of the peak of the CPU backend on the current pool's threads; of several ranks, of the first one. They are exact; what else
@@ -37,7 +40,7 @@ pub fn parts(recipe: &Recipe, table: &ParamTable, sharing: Option<(Layout, Cutti
         MemoryPart { name: "weights packed for products", bytes: step.packed_bytes(table, &own) as u64 },
         MemoryPart { name: "gradients (f32)", bytes: held * F32 },
         MemoryPart { name: "optimizer state (f32)", bytes: moments * F32 },
-        MemoryPart { name: "working memory of a step", bytes: working as u64 },
+        MemoryPart { name: WORKING, bytes: working as u64 },
     ];
     if sharing.is_some() {
         parts.push(MemoryPart { name: "gradients and weights on their way", bytes: held * F32 });

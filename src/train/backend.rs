@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use memmap2::MmapMut;
 
 use super::config::optimizer_config;
 use super::engine::{Engine, Native};
@@ -28,6 +29,9 @@ pub fn native(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Nat
     Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(step.recompute) })
 }
 
+/// What a process takes beside the planned parts: data, threads, a tensor on its way into a checkpoint.
+const PROCESS_BYTES: usize = 48 << 20;
+
 /// A run that fits into memory.
 pub struct Fitted {
     pub engine: Native<Cpu>,
@@ -43,7 +47,11 @@ pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl 
     let mut recipe = recipe.clone();
     let asked = recipe.train.micro_batch;
     loop {
-        let tried = within_limit(&recipe, sharing).and_then(|()| native(&recipe, sharing));
+        let tried = within_limit(&recipe, sharing).and_then(|()| {
+            let engine = native(&recipe, sharing)?;
+            room_for_the_rest(&recipe, sharing)?;
+            Ok(engine)
+        });
         let fits = agree(tried.is_ok())?;
         match tried {
             Ok(engine) if fits => {
@@ -64,6 +72,21 @@ pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl 
             _ => recipe.train.micro_batch /= 2,
         }
     }
+}
+
+/// Whether the system gives what a run takes beside the working memory of a step, which is taken already. Weights and the like are
+/// taken piece by piece later, where a refusal would end the process.
+fn room_for_the_rest(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<()> {
+    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
+    let rest: u64 = parts.iter().filter(|p| p.name != memory::WORKING).map(|p| p.bytes).sum();
+    let bytes = usize::try_from(rest)?.saturating_add(PROCESS_BYTES);
+    MmapMut::map_anon(bytes).map(drop).with_context(|| {
+        format!(
+            "asking the system for {} MiB for weights, gradients and optimizer state, beside the working memory of micro-batches of {}",
+            bytes >> 20,
+            recipe.train.micro_batch
+        )
+    })
 }
 
 fn within_limit(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<()> {
