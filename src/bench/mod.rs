@@ -2,6 +2,7 @@
 //! and tokens that are made up; no data is read.
 
 pub mod case;
+mod checkpoint;
 mod collectives;
 mod gemm;
 mod ranks;
@@ -12,11 +13,13 @@ mod table;
 mod timing;
 mod verbs;
 
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 
 pub use case::Case;
+pub use checkpoint::CheckpointLine;
 pub use collectives::{CollectiveLine, Collectives};
 pub use ranks::RanksLine;
 pub use report::*;
@@ -34,6 +37,7 @@ pub enum Part {
     Step,
     Collectives,
     Ranks,
+    Checkpoint,
 }
 
 #[derive(Debug, Clone)]
@@ -43,6 +47,8 @@ pub struct Options {
     pub cases: Vec<Case>,
     /// Of `Collectives` and `Ranks`.
     pub ranks: usize,
+    /// Where `Checkpoint` writes; None = a temporary folder beside the recipe's run.
+    pub dir: Option<PathBuf>,
     /// Of each measurement.
     pub seconds: f64,
 }
@@ -74,12 +80,19 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         true => Some(collectives::measure(options.ranks, seconds, progress)?),
         false => None,
     };
+    let checkpoint = match recipe.filter(|_| wants(Part::Checkpoint)) {
+        Some(recipe) => {
+            progress("saving and loading the state");
+            Some(checkpoint::measure(recipe, options.dir.as_deref())?)
+        }
+        None => None,
+    };
     let mut cases = Vec::with_capacity(options.cases.len());
     for case in &options.cases {
         progress(&case.to_string());
         cases.push(case.measure(seconds)?);
     }
-    let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks));
+    let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint));
     let peaks = needs_peaks.then(|| {
         progress("the machine");
         Peaks::measure(10.0 * seconds)
@@ -104,6 +117,7 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         verbs,
         collectives,
         ranks,
+        checkpoint,
         step: step.map(|(s, precision)| s.against(peaks.as_ref(), precision)),
         peaks,
         cases,

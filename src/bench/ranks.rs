@@ -45,10 +45,12 @@ pub struct RanksLine {
     /// Part of a step in which the first rank stood still for gradients, and for weights.
     pub gradient_wait: f64,
     pub weight_wait: f64,
+    /// Part of a step that it was in operations with others that the computation waits for.
+    pub operations: f64,
 }
 
-/// One step: its time, and how long it stood still for gradients and for weights.
-type Outcome = Result<[f64; 3]>;
+/// One step: its time, how long it stood still for gradients and for weights, and how long it was in other operations.
+type Outcome = Result<[f64; 4]>;
 
 /// Takes a step each time it is asked.
 struct Worker {
@@ -121,7 +123,7 @@ pub fn measure(recipe: &Recipe, ranks: usize, threads: usize, seconds: f64) -> R
         n += 1;
     }
     // The first steps warm up.
-    let column = |rows: &[[f64; 3]], i: usize| median(rows[1..].iter().map(|r| r[i]).collect());
+    let column = |rows: &[[f64; 4]], i: usize| median(rows[1..].iter().map(|r| r[i]).collect());
     let (step_s, one_rank_step_s) = (column(&of_many, 0), column(&of_one, 0));
     let tokens = recipe.train.global_batch_tokens;
     Ok(RanksLine {
@@ -138,6 +140,7 @@ pub fn measure(recipe: &Recipe, ranks: usize, threads: usize, seconds: f64) -> R
         ratio: one_rank_step_s / step_s,
         gradient_wait: column(&of_many, 1) / step_s,
         weight_wait: column(&of_many, 2) / step_s,
+        operations: column(&of_many, 3) / step_s,
     })
 }
 
@@ -167,7 +170,7 @@ fn steps(
         let started = Instant::now();
         step(&engine, &mut state, &cfg, sharing, &batches, schedule.lr_at(n), &|| false)?;
         let waits = sharing.take_waits().unwrap_or_default();
-        let times = [started.elapsed(), waits.gradients, waits.weights].map(|t| t.as_secs_f64());
+        let times = [started.elapsed(), waits.gradients, waits.weights, waits.operations].map(|t| t.as_secs_f64());
         if tell.send(Ok(times)).is_err() {
             break;
         }

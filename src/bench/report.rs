@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::checkpoint::CheckpointLine;
 use super::collectives::Collectives;
 use super::ranks::RanksLine;
 use super::table;
@@ -36,6 +37,8 @@ pub struct Report {
     pub collectives: Option<Collectives>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RanksLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointLine>,
     pub cases: Vec<CaseLine>,
 }
 

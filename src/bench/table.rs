@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::checkpoint::CheckpointLine;
 use super::collectives::Collectives;
 use super::ranks::RanksLine;
 use super::report::{CaseLine, GemmLine, Report, StepLine, VerbLine};
@@ -31,6 +32,9 @@ pub fn of(report: &Report) -> String {
     if let Some(line) = &report.ranks {
         ranks(&mut out, line);
     }
+    if let Some(line) = &report.checkpoint {
+        checkpoint(&mut out, line);
+    }
     if let Some(found) = &report.collectives {
         collectives(&mut out, found);
     }
@@ -49,14 +53,32 @@ fn ranks(out: &mut String, l: &RanksLine) {
     }
     let _ = writeln!(out, "ratio {:.3}; {} rounds", l.ratio, l.rounds);
     let (gradients, weights) = (percent(l.gradient_wait), percent(l.weight_wait));
-    let _ = writeln!(out, "the first rank stood still for gradients {gradients} and for weights {weights} of a step");
+    let operations = percent(l.operations);
+    let _ = writeln!(out, "the first rank stood still for gradients {gradients} and for weights {weights} of a step,");
+    let _ = writeln!(out, "and was {operations} in operations that the computation waits for (late ranks, halos, keys, tokens)");
+}
+
+fn checkpoint(out: &mut String, l: &CheckpointLine) {
+    let _ = writeln!(out, "\n# A checkpoint of {} in {} files, in {}\n", bytes(l.bytes), l.files, l.dir.display());
+    let mut row = |name: &str, time: f64, remark: String| {
+        let _ = writeln!(out, "{name:<40} {:>11} {:>8.3} GB/s  {remark}", seconds(time), l.bytes as f64 / time / 1e9);
+    };
+    row("copy in memory", l.copy_s, String::new());
+    row("copy of the state (training waits)", l.stall_s, format!("{:.2} times the copy", l.stall_ratio));
+    row("write and sync one file", l.write_s, String::new());
+    row("save", l.save_s, format!("{} of writing", percent(l.save_fraction)));
+    row("read the files", l.read_s, String::new());
+    row("load, every byte checked", l.load_s, format!("{} of reading", percent(l.load_fraction)));
+    row("verify, both hashes", l.verify_s, format!("{} of reading", percent(l.verify_fraction)));
+    let cache = if l.cache_dropped { "was told to forget" } else { "may have kept, wholly or in part," };
+    let _ = writeln!(out, "{} rounds; before each pass of reading the system {cache} the files", l.rounds);
 }
 
 fn collectives(out: &mut String, found: &Collectives) {
     let _ = writeln!(out, "\n# Collectives between {} ranks that are threads\n", found.ranks);
     let _ = writeln!(out, "{:<16} {:>10} {:>11} {:>9} {:>11} {:>9}", "", "size", "time", "GB/s", "as a copy", "of that");
     for l in &found.lines {
-        let size = bytes(l.bytes as u64);
+        let size = if l.bytes < 1 << 20 { format!("{} KiB", l.bytes >> 10) } else { bytes(l.bytes as u64) };
         let (time, copy) = (seconds(l.median_s), seconds(l.limit_s));
         let _ =
             writeln!(out, "{:<16} {size:>10} {time:>11} {:>9.2} {copy:>11} {:>9}", l.name, l.gbytes_per_s, percent(l.fraction));

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::layout::{Limits, TensorInfo, plan, rows_of};
 use super::manifest::{Contents, Entry, Manifest, Meta};
 use super::names::{is_tmp_dir, step_dir, tmp_dir};
-use super::write::{Current, sync_dir, write_file, write_small};
+use super::write::{Source, sync_dir, write_file, write_small};
 use super::{Checkpoint, LATEST, MANIFEST};
 use crate::failpoint::{self, WriteFault};
 
@@ -37,12 +37,22 @@ pub struct SaveOptions {
     /// A file is full when the next row block would take it beyond this.
     pub max_file_bytes: u64,
     pub contents: Contents,
+    /// Of each tensor, the group of readers that needs it: tensors of two groups share no file. Empty = all are of one.
+    pub groups: Vec<usize>,
+    /// Refuse numbers that are not finite.
+    pub finite: bool,
 }
 
 impl Default for SaveOptions {
     /// 512 MiB a row block, 1 GiB a file, a whole training state.
     fn default() -> Self {
-        Self { max_part_bytes: 512 << 20, max_file_bytes: 1 << 30, contents: Contents::Training }
+        Self {
+            max_part_bytes: 512 << 20,
+            max_file_bytes: 1 << 30,
+            contents: Contents::Training,
+            groups: Vec::new(),
+            finite: false,
+        }
     }
 }
 
@@ -69,6 +79,18 @@ pub fn save(
     read: &mut dyn FnMut(usize) -> Result<Vec<f32>>,
     options: &SaveOptions,
 ) -> Result<Saved> {
+    save_from(root, meta, tensors, &mut Source::read(read), options)
+}
+
+/// As [`save`], of tensors that all lie in memory: `values[i]` is the data of `tensors[i]`.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_slices(root: &Path, meta: &Meta, tensors: &[TensorInfo], values: &[&[f32]], options: &SaveOptions) -> Result<Saved> {
+    save_from(root, meta, tensors, &mut Source::Slices(values), options)
+}
+
+fn save_from(root: &Path, meta: &Meta, tensors: &[TensorInfo], source: &mut Source, options: &SaveOptions) -> Result<Saved> {
     let started = Instant::now();
     let name = step_dir(meta.step);
     let saving = || format!("saving the checkpoint {name} into {}", root.display());
@@ -80,7 +102,7 @@ pub fn save(
     let dir = root.join(&name);
     let tmp = root.join(tmp_dir(meta.step));
     let exists = dir.symlink_metadata().is_ok();
-    let bytes = write_dir(&tmp, root, meta, tensors, read, options, exists)
+    let bytes = write_dir(&tmp, root, meta, tensors, source, options, exists)
         .and_then(|bytes| {
             failpoint::hit("ckpt.before_commit")?;
             if exists {
@@ -109,14 +131,14 @@ pub(super) fn write_dir(
     space: &Path,
     meta: &Meta,
     tensors: &[TensorInfo],
-    read: &mut dyn FnMut(usize) -> Result<Vec<f32>>,
+    source: &mut Source,
     options: &SaveOptions,
     distinct_names: bool,
 ) -> Result<u64> {
     let suffix = if distinct_names { format!("-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]) } else { String::new() };
     let limits = Limits { part_bytes: options.max_part_bytes, file_bytes: options.max_file_bytes };
     ensure_space(space, tensors)?;
-    let files = plan(tensors, limits, &suffix)?;
+    let files = plan(tensors, &options.groups, limits, &suffix)?;
     fs::create_dir(tmp).with_context(|| format!("creating {}", tmp.display()))?;
     failpoint::hit("ckpt.tmp_created")?;
 
@@ -125,9 +147,8 @@ pub(super) fn write_dir(
         .map(|t| Entry { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone(), parts: Vec::new() })
         .collect();
     let mut written = Vec::with_capacity(files.len());
-    let mut current = Current::none();
     for file in &files {
-        let (entry, parts) = write_file(tmp, file, tensors, &mut current, read)?;
+        let (entry, parts) = write_file(tmp, file, tensors, source, options.finite)?;
         written.push(entry);
         for (tensor, part) in parts {
             entries[tensor].parts.push(part);

@@ -106,10 +106,12 @@ pub(super) struct Limits {
 }
 
 /// Deals the tensors to files: weights first, then optimizer state, each in the given order (f32 before bf16, so that
-/// numbers stay aligned). `suffix` goes into every file name.
-pub(super) fn plan(tensors: &[TensorInfo], limits: Limits, suffix: &str) -> Result<Vec<PlannedFile>> {
+/// numbers stay aligned). `suffix` goes into every file name. `groups`: that of each tensor; those of two groups share no file, and
+/// the groups follow one another. Empty = one group.
+pub(super) fn plan(tensors: &[TensorInfo], groups: &[usize], limits: Limits, suffix: &str) -> Result<Vec<PlannedFile>> {
+    let group = |i: usize| groups.get(i).copied().unwrap_or(0);
     let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by_key(|i| (is_optimizer(&tensors[*i].name), tensors[*i].dtype == Dtype::BF16));
+    order.sort_by_key(|i| (is_optimizer(&tensors[*i].name), group(*i), tensors[*i].dtype == Dtype::BF16));
 
     let mut names = HashSet::new();
     if let Some(twice) = tensors.iter().find(|t| !names.insert(&t.name)) {
@@ -118,6 +120,7 @@ pub(super) fn plan(tensors: &[TensorInfo], limits: Limits, suffix: &str) -> Resu
 
     let mut files: Vec<PlannedFile> = Vec::new();
     let mut role_of_last = None;
+    let mut group_of_last = None;
     let mut in_role = 0;
     for i in order {
         let t = &tensors[i];
@@ -137,8 +140,9 @@ pub(super) fn plan(tensors: &[TensorInfo], limits: Limits, suffix: &str) -> Resu
             if role_of_last != Some(role) {
                 in_role = 0;
             }
+            let other_group = group_of_last.replace(group(i)) != Some(group(i));
             let full = files.last().is_none_or(|f| f.data_bytes > 0 && f.data_bytes + bytes > limits.file_bytes);
-            if full || role_of_last != Some(role) {
+            if full || other_group || role_of_last != Some(role) {
                 files.push(PlannedFile {
                     name: format!("{role}-{in_role:05}{suffix}.safetensors"),
                     parts: Vec::new(),
@@ -198,7 +202,7 @@ mod tests {
             TensorInfo::f32("c", &[]),
             TensorInfo::f32("d", &[0, 7]),
         ];
-        let files = plan(&tensors, Limits { part_bytes: 24, file_bytes: 40 }, "").unwrap();
+        let files = plan(&tensors, &[], Limits { part_bytes: 24, file_bytes: 40 }, "").unwrap();
         let dealt: Vec<(String, Vec<String>)> = files
             .iter()
             .map(|f| {
@@ -219,8 +223,17 @@ mod tests {
     }
 
     #[test]
+    fn groups_share_no_file() {
+        let tensors = ["a", "b", "c", "opt/a/m", "opt/b/m"].map(|name| TensorInfo::f32(name, &[2]));
+        let files = plan(&tensors, &[1, 0, 1, 1, 0], Limits { part_bytes: 64, file_bytes: 64 }, "").unwrap();
+        let dealt: Vec<Vec<usize>> = files.iter().map(|f| f.parts.iter().map(|p| p.tensor).collect()).collect();
+        assert_eq!(dealt, [vec![1], vec![0, 2], vec![4], vec![3]]);
+        assert_eq!(files[1].name, "weights-00001.safetensors");
+    }
+
+    #[test]
     fn a_row_larger_than_the_limit_stays_whole() {
-        let files = plan(&[TensorInfo::f32("a", &[3, 100])], Limits { part_bytes: 8, file_bytes: 8 }, "").unwrap();
+        let files = plan(&[TensorInfo::f32("a", &[3, 100])], &[], Limits { part_bytes: 8, file_bytes: 8 }, "").unwrap();
         assert_eq!(files.len(), 3);
     }
 
@@ -228,8 +241,8 @@ mod tests {
     fn impossible_lists_are_refused() {
         let limits = Limits { part_bytes: 64, file_bytes: 64 };
         let twice = [TensorInfo::f32("a", &[1]), TensorInfo::f32("a", &[1])];
-        assert!(plan(&twice, limits, "").unwrap_err().to_string().contains("twice"));
-        assert!(plan(&[TensorInfo::f32("a#rows=0:1", &[1])], limits, "").is_err());
-        assert!(plan(&[TensorInfo::f32("a", &[usize::MAX, 2])], limits, "").is_err());
+        assert!(plan(&twice, &[], limits, "").unwrap_err().to_string().contains("twice"));
+        assert!(plan(&[TensorInfo::f32("a#rows=0:1", &[1])], &[], limits, "").is_err());
+        assert!(plan(&[TensorInfo::f32("a", &[usize::MAX, 2])], &[], limits, "").is_err());
     }
 }

@@ -31,7 +31,7 @@ mod retain;
 mod source;
 mod write;
 
-pub use commit::{SaveOptions, Saved, save};
+pub use commit::{SaveOptions, Saved, save, save_slices};
 pub use layout::{Dtype, TensorInfo};
 pub use locate::{Found, latest_valid, list, locate};
 pub use manifest::{Contents, Entry, FileEntry, Manifest, Meta, Part, model_hash};

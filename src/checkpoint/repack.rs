@@ -1,5 +1,6 @@
 //! Writing a checkpoint anew: other number format, without optimizer state, other row blocks. The source is only read.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,12 +9,13 @@ use anyhow::{Context, Result};
 use super::commit::{SaveOptions, write_dir};
 use super::layout::{Dtype, TensorInfo};
 use super::manifest::{Contents, Meta};
-use super::names::{is_optimizer, weight_tensors};
-use super::write::sync_dir;
+use super::names::{is_optimizer, split_opt_name, weight_tensors};
+use super::write::{Source, sync_dir};
 use super::{Checkpoint, MANIFEST};
 use crate::error::bad_input;
 use crate::model::config::ModelConfig;
 use crate::model::params::{OptimKind, ParamId, ParamTable};
+use crate::parallel::Layout;
 
 #[derive(Debug, Clone, Default)]
 pub struct RepackOptions {
@@ -21,6 +23,8 @@ pub struct RepackOptions {
     pub weights_dtype: Option<Dtype>,
     /// Leave the optimizer state out.
     pub weights_only: bool,
+    /// The ranks that are to read it: experts of one expert-parallel place go into files of their own.
+    pub readers: Option<Layout>,
     pub save: SaveOptions,
 }
 
@@ -47,7 +51,8 @@ pub fn repack(source: &Checkpoint, out: &Path, options: &RepackOptions) -> Resul
         .map(|t| TensorInfo { dtype: new_dtype(t, &table, options.weights_dtype), ..t.clone() })
         .collect();
     let contents = if options.weights_only { Contents::Weights } else { source.contents() };
-    let save = SaveOptions { contents, ..options.save.clone() };
+    let groups = options.readers.map_or(Vec::new(), |layout| reader_groups(&source.meta().model, layout, &kept));
+    let save = SaveOptions { contents, groups, ..options.save.clone() };
     let bytes = write_new(out, source.meta(), &kept, &mut |i| source.read(&kept[i].name), &save)?;
     Ok(Repacked { tensors: kept.len(), dropped: all.len() - kept.len(), bytes })
 }
@@ -71,6 +76,20 @@ pub fn from_weights(
     let save = SaveOptions { contents: Contents::Weights, ..save.clone() };
     let bytes = write_new(out, &Meta::new(model.clone()), &tensors, read, &save)?;
     Ok(Repacked { tensors: tensors.len(), dropped: 0, bytes })
+}
+
+/// Who reads each tensor: 0 = all ranks, else the ranks of an expert-parallel place, counted from 1. Optimizer state goes with its
+/// parameter.
+pub fn reader_groups(model: &ModelConfig, layout: Layout, tensors: &[TensorInfo]) -> Vec<usize> {
+    let table = ParamTable::new(model);
+    let experts: HashMap<&str, usize> = table.specs.iter().filter_map(|spec| Some((spec.name.as_str(), spec.expert?))).collect();
+    let mut places = vec![0; model.num_experts];
+    // Of a single place, everybody reads all.
+    for rank in (0..layout.world).filter(|_| layout.ep > 1) {
+        places[layout.experts_of(rank, model.num_experts)].fill(layout.expert_place(rank) + 1);
+    }
+    let param = |name| split_opt_name(name).map_or(name, |(param, _)| param);
+    tensors.iter().map(|t| experts.get(param(t.name.as_str())).map_or(0, |e| places[*e])).collect()
 }
 
 fn new_dtype(t: &TensorInfo, table: &ParamTable, wanted: Option<Dtype>) -> Dtype {
@@ -122,7 +141,7 @@ fn write_new(
     let name = out.file_name().with_context(|| format!("{} has no last part that could name a folder", out.display()))?;
     fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
     let tmp = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), uuid::Uuid::new_v4()));
-    let written = write_dir(&tmp, &parent, meta, tensors, read, save, false).and_then(|bytes| {
+    let written = write_dir(&tmp, &parent, meta, tensors, &mut Source::read(read), save, false).and_then(|bytes| {
         fs::rename(&tmp, &out).with_context(|| format!("renaming {}", tmp.display()))?;
         sync_dir(&parent)?;
         Ok(bytes)

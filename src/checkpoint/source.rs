@@ -91,12 +91,14 @@ impl ModelSource {
         }
     }
 
-    /// The recipe that a checkpoint was trained by, where it holds one.
+    /// The recipe that a checkpoint was trained by, where it holds one: that of its stage, if the run has several.
     pub fn recipe(&self) -> Option<Recipe> {
         match self {
             Self::HuggingFace(_) => None,
             Self::Checkpoint { checkpoint, .. } => {
-                recipe::load_resolved(&checkpoint.dir().display().to_string(), &checkpoint.meta().recipe).ok()
+                let whole = recipe::load_resolved(&checkpoint.dir().display().to_string(), &checkpoint.meta().recipe).ok()?;
+                // The stage that made the last step.
+                whole.stage(whole.stage_at(checkpoint.meta().step.saturating_sub(1)))
             }
         }
     }

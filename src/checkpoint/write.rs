@@ -4,56 +4,74 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::layout::{Dtype, PlannedFile, TensorInfo, rows_of};
 use super::manifest::{FileEntry, Part};
 use crate::failpoint::{self, WriteFault};
 
-/// Numbers converted and written at a time.
-const CHUNK_NUMBERS: usize = 1 << 20;
+/// Numbers written, hashed and looked at a time.
+const CHUNK_NUMBERS: usize = 1 << 18;
+/// The disk is asked to begin with so many bytes at a time.
+const WRITE_BACK_BYTES: usize = 16 << 20;
+/// A row block of at least so many bytes is hashed on a thread of its own while it is written.
+const BESIDE_BYTES: usize = 256 << 10;
 
 /// Gives the data of a tensor (by its place in the list), `[numel]`.
 pub(super) type ReadTensor<'a> = dyn FnMut(usize) -> Result<Vec<f32>> + 'a;
 
-/// The tensor last asked for: row blocks of one tensor follow one another, so one in memory is enough.
-pub(super) struct Current {
-    index: usize,
-    values: Vec<f32>,
+/// Where the numbers come from.
+pub(super) enum Source<'a> {
+    /// One tensor at a time, on demand.
+    Read {
+        read: &'a mut ReadTensor<'a>,
+        /// The tensor last asked for: row blocks of one tensor follow one another, so one in memory is enough.
+        index: usize,
+        values: Vec<f32>,
+    },
+    /// All of them lie in memory, in the order of the list.
+    Slices(&'a [&'a [f32]]),
 }
 
-impl Current {
-    pub fn none() -> Self {
-        Self { index: usize::MAX, values: Vec::new() }
+impl<'a> Source<'a> {
+    pub fn read(read: &'a mut ReadTensor<'a>) -> Self {
+        Self::Read { read, index: usize::MAX, values: Vec::new() }
     }
 
-    fn get(&mut self, tensors: &[TensorInfo], index: usize, read: &mut ReadTensor) -> Result<&[f32]> {
-        if self.index != index {
-            // Freed before the next one is made: never two in memory.
-            self.values = Vec::new();
-            self.values = read(index).with_context(|| format!("reading tensor {} for the checkpoint", tensors[index].name))?;
-            self.index = index;
-            let wanted: usize = tensors[index].shape.iter().product();
-            ensure!(
-                self.values.len() == wanted,
-                "tensor {} has {} numbers, its shape {:?} says {wanted}",
-                tensors[index].name,
-                self.values.len(),
-                tensors[index].shape
-            );
-        }
-        Ok(&self.values)
+    fn get(&mut self, tensors: &[TensorInfo], wanted: usize) -> Result<&[f32]> {
+        let info = &tensors[wanted];
+        let values: &[f32] = match self {
+            Self::Read { read, index, values } => {
+                if *index != wanted {
+                    // Freed before the next one is made: never two in memory.
+                    *values = Vec::new();
+                    *values = read(wanted).with_context(|| format!("reading tensor {} for the checkpoint", info.name))?;
+                    *index = wanted;
+                }
+                values
+            }
+            Self::Slices(all) => all.get(wanted).copied().with_context(|| format!("tensor {} was not given", info.name))?,
+        };
+        let numbers: usize = info.shape.iter().product();
+        ensure!(
+            values.len() == numbers,
+            "tensor {} has {} numbers, its shape {:?} says {numbers}",
+            info.name,
+            values.len(),
+            info.shape
+        );
+        Ok(values)
     }
 }
 
-/// Writes one planned file into `dir`. Returns its entry, and its parts by tensor.
+/// Writes one planned file into `dir`. Returns its entry, and its parts by tensor. `finite`: numbers that are not are an error.
 pub(super) fn write_file(
     dir: &Path,
     plan: &PlannedFile,
     tensors: &[TensorInfo],
-    current: &mut Current,
-    read: &mut ReadTensor,
+    source: &mut Source,
+    finite: bool,
 ) -> Result<(FileEntry, Vec<(usize, Part)>)> {
     let path = dir.join(&plan.name);
     let what = || format!("writing {}", path.display());
@@ -63,19 +81,14 @@ pub(super) fn write_file(
     whole.update(&plan.header);
 
     let mut parts = Vec::with_capacity(plan.parts.len());
-    let mut bytes = Vec::new();
+    let mut dirty = 0;
     for part in &plan.parts {
         let info = &tensors[part.tensor];
-        let values = current.get(tensors, part.tensor, read)?;
+        let values = source.get(tensors, part.tensor)?;
         let (_, row) = rows_of(&info.shape).context("shape")?;
         let values = &values[(part.rows.start * row) as usize..(part.rows.end * row) as usize];
-        let mut hash = Xxh3::new();
-        for chunk in values.chunks(CHUNK_NUMBERS) {
-            encode(info.dtype, chunk, &mut bytes);
-            hash.update(&bytes);
-            whole.update(&bytes);
-            write_or_fault(&mut file, &mut bytes, failpoint::hit_write("ckpt.write")?).with_context(what)?;
-        }
+        let seen = write_part(&mut file, info.dtype, values, &mut whole, &mut dirty).with_context(what)?;
+        ensure!(seen.finite || !finite, "`{}` holds numbers that are not finite", info.name);
         let start = plan.header.len() as u64;
         parts.push((
             part.tensor,
@@ -83,7 +96,7 @@ pub(super) fn write_file(
                 file: plan.name.clone(),
                 rows: [part.rows.start, part.rows.end],
                 bytes: [start + part.bytes.start, start + part.bytes.end],
-                xxh3: format!("{:032x}", hash.digest128()),
+                xxh3: format!("{:032x}", seen.xxh3),
             },
         ));
     }
@@ -95,11 +108,82 @@ pub(super) fn write_file(
     Ok((FileEntry { name: plan.name.clone(), size, blake3: whole.finalize().to_hex().to_string() }, parts))
 }
 
+/// What was found while a row block was hashed.
+struct Seen {
+    xxh3: u128,
+    finite: bool,
+}
+
+/// Writes a row block behind what the file holds, and hashes it: beside the writing where that is worth a thread.
+///
+/// `dirty`: bytes that the disk has not been asked for yet.
+fn write_part(file: &mut File, dtype: Dtype, values: &[f32], whole: &mut blake3::Hasher, dirty: &mut usize) -> Result<Seen> {
+    if dtype == Dtype::F32 && cfg!(target_endian = "little") {
+        // As they lie in memory.
+        let mut write = |file: &mut File| -> Result<()> {
+            for chunk in values.chunks(CHUNK_NUMBERS) {
+                write_or_fault(file, bytemuck::cast_slice(chunk), failpoint::hit_write("ckpt.write")?)?;
+                *dirty += size_of_val(chunk);
+                if *dirty >= WRITE_BACK_BYTES {
+                    begin_write_back(file);
+                    *dirty = 0;
+                }
+            }
+            Ok(())
+        };
+        let hash = |whole: &mut blake3::Hasher| {
+            let (mut part, mut finite) = (Xxh3::new(), true);
+            for chunk in values.chunks(CHUNK_NUMBERS) {
+                take(chunk, bytemuck::cast_slice(chunk), &mut part, whole, &mut finite);
+            }
+            Seen { xxh3: part.digest128(), finite }
+        };
+        if size_of_val(values) < BESIDE_BYTES {
+            write(file)?;
+            return Ok(hash(whole));
+        }
+        return std::thread::scope(|threads| {
+            let hashing = threads.spawn(|| hash(whole));
+            let written = write(file);
+            let seen = hashing.join();
+            written?;
+            seen.map_err(|_| anyhow!("the thread that hashes panicked"))
+        });
+    }
+    let (mut part, mut finite, mut bytes) = (Xxh3::new(), true, Vec::new());
+    for chunk in values.chunks(CHUNK_NUMBERS) {
+        encode(dtype, chunk, &mut bytes);
+        take(chunk, &bytes, &mut part, whole, &mut finite);
+        write_or_fault(file, &bytes, failpoint::hit_write("ckpt.write")?)?;
+    }
+    Ok(Seen { xxh3: part.digest128(), finite })
+}
+
+/// Looks at a chunk of numbers, while it lies in the cache.
+fn take(values: &[f32], bytes: &[u8], part: &mut Xxh3, whole: &mut blake3::Hasher, finite: &mut bool) {
+    // Without an early end, which would keep the compiler from taking many at a time.
+    *finite &= values.iter().fold(true, |all, x| all & x.is_finite());
+    part.update(bytes);
+    whole.update(bytes);
+}
+
+/// Asks the system to bring to the disk what was written, without waiting: else the disk would be idle until the file is synced.
+fn begin_write_back(file: &File) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: an open file; nothing of ours is read or written. 0 bytes from 0 on means all of it. Best effort: the file is synced in any case.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
+}
+
 /// A small file, written in one piece and synced.
 pub(super) fn write_small(path: &Path, bytes: &[u8], fault: WriteFault) -> Result<()> {
     let what = || format!("writing {}", path.display());
     let mut file = File::create(path).with_context(what)?;
-    write_or_fault(&mut file, &mut bytes.to_vec(), fault).with_context(what)?;
+    write_or_fault(&mut file, bytes, fault).with_context(what)?;
     file.sync_all().with_context(what)
 }
 
@@ -108,16 +192,16 @@ pub(super) fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).with_context(|| format!("syncing the folder {}", dir.display()))
 }
 
-fn write_or_fault(file: &mut File, bytes: &mut [u8], fault: WriteFault) -> std::io::Result<()> {
+fn write_or_fault(file: &mut File, bytes: &[u8], fault: WriteFault) -> std::io::Result<()> {
     match fault {
         WriteFault::None => file.write_all(bytes),
         WriteFault::Partial => file.write_all(&bytes[..bytes.len() / 2]),
         WriteFault::BitFlip => {
-            let middle = bytes.len() / 2;
+            let (mut bytes, middle) = (bytes.to_vec(), bytes.len() / 2);
             if let Some(byte) = bytes.get_mut(middle) {
                 *byte ^= 1;
             }
-            file.write_all(bytes)
+            file.write_all(&bytes)
         }
     }
 }

@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::pretrain::parse_ranks)]
     ranks: usize,
 
+    /// Where the part `checkpoint` writes; by default a temporary folder beside the recipe's run.
+    #[arg(long, value_name = "FOLDER")]
+    dir: Option<PathBuf>,
+
     /// One kernel at a given shape, such as gemm:m=4096,n=256,k=256 or
     /// linear_ce:tokens=4096,dim=256,vocab=32768,precision=bf16. May be given many times.
     #[arg(long, value_name = "SPEC")]
@@ -68,6 +72,8 @@ enum PartName {
     Collectives,
     /// A whole step on several ranks, against one rank with all their threads.
     Ranks,
+    /// Saving and loading the recipe's state, against memory and disk.
+    Checkpoint,
 }
 
 impl PartName {
@@ -79,6 +85,7 @@ impl PartName {
             Self::Step => Part::Step,
             Self::Collectives => Part::Collectives,
             Self::Ranks => Part::Ranks,
+            Self::Checkpoint => Part::Checkpoint,
         }
     }
 }
@@ -96,6 +103,11 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     if asked.is_empty() && args.case.is_empty() && recipe.is_none() {
         return Err(bad_input("what is to be measured? Name a recipe with --recipe FILE, a kernel with --case, or a part"));
     }
+    if args.ranks < 2 && asked.iter().any(|p| matches!(p, PartName::Collectives | PartName::Ranks)) {
+        return Err(bad_input(
+            "one rank has nobody to talk to: --ranks must be at least 2 for the parts `collectives` and `ranks`",
+        ));
+    }
     let needs_recipe = |p: &PartName| !matches!(p, PartName::Machine | PartName::Collectives);
     if let Some(part) = asked.iter().find(|p| needs_recipe(p) && recipe.is_none()) {
         let name = part.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
@@ -109,7 +121,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         [] if args.case.is_empty() => vec![Part::Machine, Part::Gemm, Part::Verbs, Part::Step],
         given => given.iter().map(|p| p.part()).collect(),
     };
-    let options = Options { parts, cases: args.case, ranks: args.ranks, seconds: args.seconds };
+    let options = Options { parts, cases: args.case, ranks: args.ranks, dir: args.dir, seconds: args.seconds };
     let threads = args.threads.or_else(|| recipe.as_ref()?.train.threads);
     let progress = |what: &str| tell!("measuring {what}");
     let report = super::in_pool(threads, || bench::run(recipe.as_ref(), &options, &progress))?;

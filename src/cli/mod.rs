@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod debug;
 pub mod eval;
+pub mod extend_context;
 pub mod generate;
 pub mod pretrain;
 pub mod reshard;
@@ -14,6 +15,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::tensor::cpu::par;
+use crate::train::EngineKind;
 
 /// Pretraining for ZAYA mixture-of-experts models.
 #[derive(Debug, Parser)]
@@ -30,6 +32,7 @@ pub struct Cli {
 pub enum Command {
     Tokenize(tokenize::Args),
     Pretrain(pretrain::Args),
+    ExtendContext(extend_context::Args),
     Eval(eval::Args),
     Generate(generate::Args),
     Reshard(reshard::Args),
@@ -46,6 +49,15 @@ pub enum BackendName {
     Candle,
 }
 
+impl BackendName {
+    fn engine(self) -> EngineKind {
+        match self {
+            BackendName::Cpu => EngineKind::Cpu,
+            BackendName::Candle => EngineKind::Candle,
+        }
+    }
+}
+
 /// Runs one subcommand; the value is the process's exit code.
 pub fn run(cli: Cli) -> Result<u8> {
     crate::failpoint::init()?;
@@ -53,6 +65,7 @@ pub fn run(cli: Cli) -> Result<u8> {
     match cli.command {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Pretrain(args) => pretrain::run(args, cli.backend),
+        Command::ExtendContext(args) => extend_context::run(args, cli.backend),
         Command::Eval(args) => eval::run(args, cli.backend),
         Command::Generate(args) => generate::run(args, cli.backend),
         Command::Reshard(args) => reshard::run(args),

@@ -10,7 +10,7 @@ use super::BackendName;
 use crate::error::{bad_input, exit_code};
 use crate::plan;
 use crate::recipe::{self, Recipe, units};
-use crate::train::{self, EngineKind, Options, Outcome};
+use crate::train::{self, Options, Outcome};
 
 /// Train a model as a recipe says.
 ///
@@ -107,18 +107,21 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         super::claim_output(path)?;
     }
     let options = Options {
-        engine: match backend {
-            BackendName::Cpu => EngineKind::Cpu,
-            BackendName::Candle => EngineKind::Candle,
-        },
+        engine: backend.engine(),
         ranks: args.ranks,
         resume: args.resume,
         stop_at: args.stop_at,
         time_limit: args.time_limit,
         init_from: args.init_from.map(|InitFrom::HuggingFace(dir)| dir),
+        extend: None,
         profile: args.profile.map(|path| path.unwrap_or_else(|| recipe.run.dir.join(PROFILE_FILE))),
     };
-    let outcome = train::run(&recipe, &options)?;
+    train(&recipe, &options)
+}
+
+/// Trains, and tells how it ended.
+pub(super) fn train(recipe: &Recipe, options: &Options) -> Result<u8> {
+    let outcome = train::run(recipe, options)?;
     let dir = recipe.run.dir.display();
     let (text, code) = match outcome {
         Outcome::Finished => (format!("finished; the run is in {dir}"), exit_code::OK),
@@ -134,7 +137,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
 }
 
 /// What `--dry-run` only marks, a real start refuses.
-fn refuse_unready(recipe: &Recipe) -> Result<()> {
+pub(super) fn refuse_unready(recipe: &Recipe) -> Result<()> {
     let missing = plan::missing_files(recipe);
     if !missing.is_empty() {
         let list: Vec<String> = missing.iter().map(|f| format!("    {}", f.display())).collect();
@@ -144,17 +147,10 @@ fn refuse_unready(recipe: &Recipe) -> Result<()> {
             list.join("\n")
         )));
     }
-    if recipe.num_stages() > 1 {
-        return Err(bad_input(format!(
-            "cannot start training: the recipe has {} stages, and one run trains one stage for now; \
-             leave one [[stages]] entry and give the next run the weights of the last with --init-from (--dry-run plans all stages)",
-            recipe.num_stages()
-        )));
-    }
     Ok(())
 }
 
-fn dry_run(recipe: &Recipe, ranks: usize) -> Result<u8> {
+pub(super) fn dry_run(recipe: &Recipe, ranks: usize) -> Result<u8> {
     let threads = train::ranks::threads_of_rank(recipe, ranks);
     let report = super::in_pool(Some(threads), || plan::report(recipe, ranks))?;
     let text = format!("# Resolved recipe\n\n{}\n{report}", recipe.to_toml());

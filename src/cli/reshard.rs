@@ -1,5 +1,8 @@
 //! `zaya reshard`.
 
+mod diff;
+mod readers;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -38,6 +41,10 @@ pub struct Args {
     /// Leave the optimizer state out of a `zck` output: for evaluation, generation, or another run's start.
     #[arg(long)]
     weights_only: bool,
+    /// The ranks that are to read a `zck` output, such as dp=8,cp=2,ep=4: experts of one expert-parallel place go into files
+    /// of their own. Any layout reads any checkpoint; dp=1 merges such files again.
+    #[arg(long = "for", value_name = "SIZES")]
+    readers: Option<readers::Sizes>,
     /// A `tokenizer.json` to put beside an `hf` output (default: the input's own).
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -56,6 +63,8 @@ enum Command {
         #[arg(long)]
         tensors: bool,
     },
+    /// Say in what two checkpoints differ: tensors, step, tokens, recipe. Exit code 1 when they do.
+    Diff { a: PathBuf, b: PathBuf },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -75,13 +84,14 @@ pub fn run(args: Args) -> Result<u8> {
         Some(Command::Verify { dir }) => verify(&dir),
         Some(Command::Ls { run_dir }) => ls(&run_dir),
         Some(Command::Inspect { dir, tensors }) => inspect(&dir, tensors),
+        Some(Command::Diff { a, b }) => diff::run(&a, &b),
         None => {
             // clap has seen to it that the three are there.
             let (Some(from), Some(to), Some(output)) = (args.from, args.to, args.output) else {
                 return Err(bad_input("`zaya reshard` needs --from, --to and --output"));
             };
             let dtype = args.dtype.map(|d| if d == DtypeArg::Bf16 { Dtype::BF16 } else { Dtype::F32 });
-            convert(&from, to, &output, dtype, args.weights_only, args.tokenizer)
+            convert(&from, to, &output, dtype, args.weights_only, args.readers, args.tokenizer)
         }
     }
 }
@@ -92,10 +102,18 @@ fn convert(
     output: &Path,
     dtype: Option<Dtype>,
     weights_only: bool,
+    readers: Option<readers::Sizes>,
     tokenizer: Option<PathBuf>,
 ) -> Result<u8> {
     check_output(output, Some(from))?;
     let source = ModelSource::open(from)?;
+    let readers = match (readers, &source) {
+        (None, _) => None,
+        (Some(sizes), ModelSource::Checkpoint { .. }) if to == Format::Zck => Some(sizes.layout(source.config().num_experts)?),
+        (Some(_), _) => {
+            return Err(bad_input("--for is for a checkpoint that becomes another one: give a checkpoint and --to zck"));
+        }
+    };
     if let Some(path) = &tokenizer {
         source.warn_of_other_tokenizer(path)?;
     }
@@ -114,7 +132,7 @@ fn convert(
             say!("{}: Hugging Face model, {}, {size}: {files}", output.display(), dtype.name());
         }
         (Format::Zck, ModelSource::Checkpoint { checkpoint, .. }) => {
-            let options = RepackOptions { weights_dtype: dtype, weights_only, ..RepackOptions::default() };
+            let options = RepackOptions { weights_dtype: dtype, weights_only, readers, ..RepackOptions::default() };
             let done = repack(checkpoint, output, &options)?;
             say!(
                 "{}: step {}, {} tensors, {} ({} tensors left out)",
@@ -124,6 +142,9 @@ fn convert(
                 HumanBytes(done.bytes),
                 done.dropped
             );
+            if let Some(layout) = readers {
+                readers::tell_of(checkpoint, &Checkpoint::open(output)?, layout);
+            }
         }
         (Format::Zck, ModelSource::HuggingFace(model)) => {
             let dtype = dtype.unwrap_or(Dtype::F32);

@@ -17,11 +17,14 @@ use crate::model::peers::{Stage, Stages};
 use crate::model::{ParamStore, ParamTable};
 use crate::tensor::cpu::Cpu;
 
-/// Time that a rank stood still for others in a step, and bytes it took part in moving.
+/// Time that a rank spent on others in a step, in place of computing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Waits {
     pub gradients: Duration,
     pub weights: Duration,
+    /// In operations that the computation cannot go on without: halos, keys and values, tokens of experts, agreements. Moving their data
+    /// is counted too.
+    pub operations: Duration,
 }
 
 /// What is where.
@@ -75,7 +78,8 @@ impl Exchange {
 
     /// Time stood still since this was asked last.
     pub fn take_waits(&self) -> Waits {
-        std::mem::take(&mut self.flight.borrow_mut().waits)
+        let waits = std::mem::take(&mut self.flight.borrow_mut().waits);
+        Waits { operations: self.mesh.comm.take_spent(), ..waits }
     }
 
     fn group(&self, bucket: &Bucket) -> Arc<Group> {

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
@@ -14,6 +15,7 @@ use bytemuck::Pod;
 use super::transport::{Channel, Incoming, Op, Outgoing, Place, Transport};
 use super::tree::{self, Number};
 use crate::failpoint;
+use crate::tensor::trace;
 
 /// How collectives travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,16 +32,23 @@ pub struct Comm {
     pub transport: Arc<dyn Transport>,
     pub stages: Stages,
     place: Mutex<Place>,
+    /// Spent in operations of the main channel.
+    spent: Mutex<Duration>,
 }
 
 impl Comm {
     pub fn new(transport: Arc<dyn Transport>, stages: Stages) -> Arc<Self> {
-        Arc::new(Self { transport, stages, place: Mutex::default() })
+        Arc::new(Self { transport, stages, place: Mutex::default(), spent: Mutex::default() })
     }
 
     /// Says where the rank is from now on, for messages.
     pub fn at(&self, change: impl FnOnce(&mut Place)) {
         change(&mut self.place.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Time spent in operations of the main channel since this was asked last: standing still for others, and moving data.
+    pub fn take_spent(&self) -> Duration {
+        std::mem::take(&mut self.spent.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub fn place(&self) -> Place {
@@ -113,8 +122,12 @@ impl Group {
         let receives: Vec<Incoming> = (incoming.iter().filter(|(_, len)| *len > 0))
             .map(|(from, len)| Incoming { from: self.members[*from], bytes: len * size_of::<T>() })
             .collect();
+        let is_main = op.channel == Channel::Main;
+        let moved: usize = sends.iter().map(|m| m.data.len()).chain(receives.iter().map(|m| m.bytes)).sum();
+        let _span = is_main.then(|| trace::verb(op.name, 0.0, moved as f64));
+        let begun = Instant::now();
         let mut consume = Some(consume);
-        self.comm.transport.exchange(op, &sends, &receives, &mut |data| {
+        let outcome = self.comm.transport.exchange(op, &sends, &receives, &mut |data| {
             let mut come = data.iter();
             let all = incoming.iter().map(|(_, len)| match len {
                 0 => &[][..],
@@ -124,7 +137,11 @@ impl Group {
             if let Some(consume) = consume.take() {
                 consume(&all);
             }
-        })
+        });
+        if is_main {
+            *self.comm.spent.lock().unwrap_or_else(PoisonError::into_inner) += begun.elapsed();
+        }
+        outcome
     }
 
     /// Members other than the own one.
@@ -257,6 +274,24 @@ impl Group {
         all[self.index * n..][..n].copy_from_slice(own);
         let pieces: Vec<Range<usize>> = (0..self.size()).map(|m| m * n..(m + 1) * n).collect();
         self.all_gather(name, &mut all, &pieces)?;
+        Ok(all)
+    }
+
+    /// Lists of each member, of any length, at member 0 (nothing at the others). As many messages as members.
+    pub fn gather_to_first<T: Pod>(&self, name: &'static str, own: &[T]) -> Result<Vec<Vec<T>>> {
+        let (of_sizes, of_lists) = (self.op(name)?, self.op(name)?);
+        let len = [own.len() as u64];
+        if self.index != 0 {
+            self.exchange(&of_sizes, &[(0, &len[..])], &[], |_: &[&[u64]]| {})?;
+            self.exchange(&of_lists, &[(0, own)], &[], |_: &[&[T]]| {})?;
+            return Ok(Vec::new());
+        }
+        let mut lens = vec![own.len()];
+        let each: Vec<(usize, usize)> = self.others().map(|m| (m, 1)).collect();
+        self.exchange(&of_sizes, &[], &each, |come: &[&[u64]]| lens.extend(come.iter().map(|len| len[0] as usize)))?;
+        let lists: Vec<(usize, usize)> = lens.iter().copied().enumerate().skip(1).collect();
+        let mut all = vec![own.to_vec()];
+        self.exchange(&of_lists, &[], &lists, |come| all.extend(come.iter().map(|list| list.to_vec())))?;
         Ok(all)
     }
 

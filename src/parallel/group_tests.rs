@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::super::threads::Hub;
+use super::super::transport::Transport;
 use super::*;
 
 /// Runs `f` on every rank of a group of `world` threads.
@@ -106,6 +107,16 @@ fn gathers_and_broadcasts_bring_everything_everywhere() {
 }
 
 #[test]
+fn lists_of_any_length_come_to_the_first() {
+    for (world, stages) in SHAPES {
+        let got = on_ranks(world, stages, |g| g.gather_to_first("lists", &vec![g.index() as u32; g.index() % 3 * 2]).unwrap());
+        let expected: Vec<Vec<u32>> = (0..world).map(|m| vec![m as u32; m % 3 * 2]).collect();
+        assert_eq!(got[0], expected);
+        assert!(got[1..].iter().all(Vec::is_empty));
+    }
+}
+
+#[test]
 fn an_uneven_all_to_all_keeps_sources_in_order() {
     for (world, stages) in SHAPES {
         // Some pairs have nothing for each other; the last rank gets nothing at all where there are several.
@@ -174,6 +185,35 @@ fn a_rank_that_does_not_come_ends_all_with_a_sentence() {
         assert!(text.contains("for rank 2") && text.contains("rank 2 was last in start #1"), "{text}");
     }
     assert!(!got[2].is_empty(), "the late one does not go on alone");
+}
+
+/// In two stages, only some ranks wait for the late one; the others wait for those, and name it all the same.
+#[test]
+fn the_one_that_is_missing_is_named_by_all() {
+    for late in 0..4 {
+        let ranks = Hub::ranks(4, Duration::from_millis(300));
+        let texts: Vec<String> = std::thread::scope(|scope| {
+            let started: Vec<_> = (ranks.into_iter())
+                .map(|rank| {
+                    scope.spawn(move || {
+                        let me = rank.rank();
+                        let comm = Comm::new(Arc::new(rank), Stages::Two { ranks_per_node: 2 });
+                        let group = Group::new(&comm, Channel::Main, "world", (0..4).collect());
+                        group.barrier("start").unwrap();
+                        if me == late {
+                            std::thread::sleep(Duration::from_millis(900));
+                        }
+                        group.all_reduce("gradients", &mut [1.0f32; 8]).map_or_else(|e| e.to_string(), |()| String::new())
+                    })
+                })
+                .collect();
+            started.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert!(
+            texts.iter().all(|t| t.contains(&format!("for rank {late} for 0 s: rank {late} was last in start"))),
+            "{texts:?}"
+        );
+    }
 }
 
 #[test]

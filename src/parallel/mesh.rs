@@ -127,7 +127,10 @@ impl Layout {
         let across = |(key, what, n): (&str, &str, usize)| {
             format!("parallel.{key} = {n}: some {what} groups begin in one node of {ranks_per_node} ranks and end in another")
         };
-        wasteful.map(part).chain(straddling.map(across)).collect()
+        let uneven = (self.world > ranks_per_node && !self.world.is_multiple_of(ranks_per_node)).then(|| {
+            format!("{} ranks in nodes of {ranks_per_node}: the last node has fewer, and groups fit it differently", self.world)
+        });
+        wasteful.map(part).chain(straddling.map(across)).chain(uneven).collect()
     }
 }
 
@@ -204,6 +207,7 @@ mod tests {
         let told = layout(16, 2, 16).partial_nodes(8);
         assert!(told.len() == 1 && told[0].contains("parallel.cp = 2") && told[0].contains("1 of a rank's 7 links"), "{told:?}");
         assert!(layout(24, 12, 1).partial_nodes(8)[0].contains("begin in one node"));
+        assert!(layout(4, 1, 1).partial_nodes(3)[0].contains("4 ranks in nodes of 3"));
         // Two ranks in all: the node is not fuller than that.
         assert!(layout(2, 2, 1).partial_nodes(8).is_empty());
     }

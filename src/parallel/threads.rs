@@ -39,6 +39,8 @@ enum Ticket {
 struct Rank {
     /// The operation it is in, by channel, or was in last.
     last: HashMap<Channel, (Op, bool)>,
+    /// Whom it waits for, by channel.
+    waits_for: HashMap<Channel, Vec<usize>>,
     left: bool,
 }
 
@@ -81,6 +83,24 @@ impl State {
         self.failure.get_or_insert(text).clone()
     }
 
+    /// Who is missing when a rank waits for `late`: those it waits for, or those that these wait for in turn, and so on, who wait for
+    /// nobody. Where all wait for each other: `late`.
+    fn missing(&self, late: &[usize], channel: Channel) -> Vec<usize> {
+        let (mut seen, mut next) = (vec![false; self.ranks.len()], late.to_vec());
+        let mut guilty = Vec::new();
+        while let Some(rank) = next.pop() {
+            if std::mem::replace(&mut seen[rank], true) {
+                continue;
+            }
+            match self.ranks[rank].waits_for.get(&channel) {
+                Some(others) if !others.is_empty() && !self.ranks[rank].left => next.extend(others),
+                _ => guilty.push(rank),
+            }
+        }
+        guilty.sort_unstable();
+        if guilty.is_empty() { late.to_vec() } else { guilty }
+    }
+
     /// Where a rank is, in words.
     fn whereabouts(&self, rank: usize, channel: Channel) -> String {
         let state = &self.ranks[rank];
@@ -120,24 +140,30 @@ impl ThreadRank {
         missing: impl Fn(&State) -> Vec<usize>,
     ) -> (MutexGuard<'a, State>, Result<T>) {
         let begun = Instant::now();
+        let end = |state: &mut State| drop(state.ranks[self.rank].waits_for.remove(&op.channel));
         loop {
             if let Some(failure) = &state.failure {
                 let text = failure.clone();
+                end(&mut state);
                 return (state, Err(PeerFailed(text).into()));
             }
             if let Some(found) = ready(&mut state) {
+                end(&mut state);
                 return (state, Ok(found));
             }
             let (late, waited) = (missing(&state), begun.elapsed());
+            state.ranks[self.rank].waits_for.insert(op.channel, late.clone());
             let gone = late.iter().any(|r| state.ranks[*r].left);
             if gone || waited >= self.hub.timeout {
                 let why = match gone {
                     true => "and some of these have ended".into(),
                     false => format!("for {:.0} s", waited.as_secs_f64()),
                 };
-                let places: Vec<String> = late.iter().map(|r| state.whereabouts(*r, op.channel)).collect();
-                let names: Vec<String> = late.iter().map(|r| r.to_string()).collect();
+                let guilty = if gone { late } else { state.missing(&late, op.channel) };
+                let places: Vec<String> = guilty.iter().map(|r| state.whereabouts(*r, op.channel)).collect();
+                let names: Vec<String> = guilty.iter().map(|r| r.to_string()).collect();
                 let text = format!("rank {} waits in {op} for rank {} {why}: {}", self.rank, names.join(", "), places.join("; "));
+                end(&mut state);
                 let text = state.fail(text);
                 self.hub.changed.notify_all();
                 return (state, Err(anyhow!(text)));

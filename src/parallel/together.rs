@@ -10,7 +10,7 @@ use super::exchange::{Exchange, Waits, plan};
 use super::experts::Experts;
 use super::forest::{self, Forest};
 use super::group::even_pieces;
-use super::mesh::Mesh;
+use super::mesh::{Layout, Mesh};
 use super::sharing::Sharing;
 use super::zero::{Ownership, Shared};
 use crate::error::bad_input;
@@ -60,12 +60,7 @@ impl Together {
     /// # Errors
     /// With context parallelism, which sums inside of sequences.
     pub fn by_sequence(mut self, backend: &Cpu, sequences: usize) -> Result<Self> {
-        if self.mesh.layout.cp > 1 {
-            return Err(bad_input(
-                "train.deterministic = \"layout\" sums gradients sequence by sequence, but parallel.cp cuts sequences: set parallel.cp = 1, or \
-                 train.deterministic = \"run\"",
-            ));
-        }
+        refuse_cut_sequences(self.mesh.layout)?;
         self.experts = self.experts.map(|e| e.apart(backend, &self.table)).transpose()?;
         self.by_sequence = Some(BySequence { sequences, world: RefCell::default(), experts: RefCell::default() });
         Ok(self)
@@ -99,6 +94,17 @@ impl Together {
         }
         Ok(())
     }
+}
+
+/// Refuses sums over sequences where ranks hold parts of sequences.
+pub fn refuse_cut_sequences(layout: Layout) -> Result<()> {
+    if layout.cp > 1 {
+        return Err(bad_input(
+            "train.deterministic = \"layout\" sums gradients sequence by sequence, but parallel.cp cuts sequences: set parallel.cp = 1, or \
+             train.deterministic = \"run\"",
+        ));
+    }
+    Ok(())
 }
 
 impl Sharing<Cpu> for Together {

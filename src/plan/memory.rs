@@ -2,11 +2,14 @@
 
 use anyhow::Result;
 
+use crate::checkpoint::training_tensors;
 use crate::model::params::{OptimKind, ParamTable};
 use crate::parallel::{Cutting, Layout};
 use crate::recipe::Recipe;
 use crate::train::backend::Step;
-use crate::train::config::optimizer_config;
+use crate::train::config::{balance_config, optimizer_config};
+use crate::train::is_staged;
+use crate::train::staging::Staging;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryPart {
@@ -44,6 +47,10 @@ pub fn parts(recipe: &Recipe, table: &ParamTable, sharing: Option<(Layout, Cutti
     ];
     if sharing.is_some() {
         parts.push(MemoryPart { name: "gradients and weights on their way", bytes: held * F32 });
+    }
+    if is_staged(recipe) {
+        let tensors = training_tensors(table, &balance_config(recipe).rule);
+        parts.push(MemoryPart { name: "checkpoint staging (f32)", bytes: Staging::bytes(&tensors) });
     }
     Ok(parts)
 }

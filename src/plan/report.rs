@@ -134,7 +134,10 @@ fn sharing(out: &mut String, recipe: &Recipe, layout: Layout, cutting: Cutting) 
     let _ = writeln!(out, "# Ranks\n");
     row(out, "ranks", &grouped(layout.world as u64), "");
     let of_rank = layout.micro_batches(0, recipe.train.sequences_per_step() as usize, recipe.train.micro_batch);
-    let replicas = format!("of {} ranks; {} micro-batches a step", layout.cp, grouped(of_rank.len() as u64));
+    let sequences = recipe.train.sequences_per_step();
+    let idle = (layout.replicas() as u64).saturating_sub(sequences);
+    let idle = if idle > 0 { format!("; {} without a sequence", grouped(idle)) } else { String::new() };
+    let replicas = format!("of {} ranks; {} micro-batches a step{idle}", layout.cp, grouped(of_rank.len() as u64));
     row(out, "replicas", &grouped(layout.replicas() as u64), &replicas);
     if layout.cp > 1 {
         let cut = format!("{} tokens; {:?}, {} a rank", grouped(cutting.chunk() as u64), cutting.cut, cutting.per_rank());

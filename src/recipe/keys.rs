@@ -110,6 +110,7 @@ pub const KEYS: &[Key] = &[
     key("router.freeze_tokens", Tokens { min: 0 }, Value("0"), FROM_HERE, "Tokens at the start of the run during which the routers' weights do not move."),
 
     key("checkpoint.every", Integer { min: 1, max: ANY }, Value("1000"), Free, "Steps between checkpoints; one more is written at the end."),
+    key("checkpoint.async", Bool, Value("true"), Free, "Whether training goes on while a checkpoint is written, from a copy of the state that is kept in memory (`--dry-run` shows its size). The one at the end is waited for."),
     key("checkpoint.keep_last", Integer { min: 1, max: ANY }, Absent("all are kept"), Free, "Newest checkpoints that are kept."),
     key("checkpoint.keep_every", Integer { min: 1, max: ANY }, Absent("no step is special"), Free, "Checkpoints of steps that are multiples of this are kept whatever `keep_last` says."),
 
@@ -132,6 +133,7 @@ pub const KEYS: &[Key] = &[
     key("stages.*.tokens", Tokens { min: 1 }, Absent("`train.tokens`"), STAGE, "As `train.tokens`, for this stage."),
     key("stages.*.global_batch_tokens", Tokens { min: 1 }, Absent("`train.global_batch_tokens`"), STAGE, "As `train.global_batch_tokens`."),
     key("stages.*.micro_batch", Integer { min: 1, max: i32::MAX as u64 }, Absent("`train.micro_batch`"), STAGE, "As `train.micro_batch`."),
+    key("stages.*.recompute", Choice(&["none", "attention", "all"]), Absent("`train.recompute`"), Free, "As `train.recompute`."),
     key("stages.*.seq_len", Length, Absent("`train.seq_len`"), STAGE, "As `train.seq_len`."),
     key("stages.*.rope_theta", Number(Positive), Absent("`model.rope_theta`"), STAGE, "As `model.rope_theta`."),
     key("stages.*.rope_theta_sliding", Number(Positive), Absent("`model.rope_theta_sliding`"), STAGE, "As `model.rope_theta_sliding`."),
@@ -141,5 +143,7 @@ pub const KEYS: &[Key] = &[
     key("stages.*.warmup_steps", Integer { min: 0, max: ANY }, Absent("`schedule.warmup_steps`"), STAGE, "As `schedule.warmup_steps`, from the stage's first step."),
     key("stages.*.warmup_tokens", Tokens { min: 0 }, Absent("`schedule.warmup_tokens`"), STAGE, "As `schedule.warmup_tokens`."),
     key("stages.*.decay_steps", Integer { min: 0, max: ANY }, Absent("`schedule.decay_steps`"), STAGE, "As `schedule.decay_steps`."),
+    key("stages.*.cp", Integer { min: 1, max: 65_536 }, Absent("`parallel.cp`"), REGROUPED, "As `parallel.cp`."),
+    key("stages.*.ep", Integer { min: 1, max: 65_536 }, Absent("`parallel.ep`"), REGROUPED, "As `parallel.ep`."),
     key("stages.*.weights", Weights, Absent("`data.sources.*.weight`"), STAGE, "Weights of the sources by name, every source named: `{ web = 0.7, code = 0.3 }`."),
 ];

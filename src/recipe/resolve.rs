@@ -13,11 +13,12 @@ use crate::model::config::{AttentionKind, ModelConfig, Rope, SkipMode};
 use crate::model::presets;
 
 /// Keys that a stage says in place of another table's.
-const STAGE_KEYS: [(&str, &str); 13] = [
+const STAGE_KEYS: [(&str, &str); 16] = [
     ("steps", "train.steps"),
     ("tokens", "train.tokens"),
     ("global_batch_tokens", "train.global_batch_tokens"),
     ("micro_batch", "train.micro_batch"),
+    ("recompute", "train.recompute"),
     ("seq_len", "train.seq_len"),
     ("rope_theta", "model.rope_theta"),
     ("rope_theta_sliding", "model.rope_theta_sliding"),
@@ -27,6 +28,8 @@ const STAGE_KEYS: [(&str, &str); 13] = [
     ("warmup_steps", "schedule.warmup_steps"),
     ("warmup_tokens", "schedule.warmup_tokens"),
     ("decay_steps", "schedule.decay_steps"),
+    ("cp", "parallel.cp"),
+    ("ep", "parallel.ep"),
 ];
 
 /// The recipe as stage `i` sees it: what the stage says stands in the place of the recipe's other tables.
@@ -396,6 +399,7 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
         },
         checkpoint: Checkpoint {
             every: r.int("checkpoint.every"),
+            asynchronous: r.flag("checkpoint.async"),
             keep_last: r.int_opt("checkpoint.keep_last"),
             keep_every: r.int_opt("checkpoint.keep_every"),
         },

@@ -151,6 +151,8 @@ pub struct Router {
 pub struct Checkpoint {
     /// Steps.
     pub every: u64,
+    /// Written while training goes on.
+    pub asynchronous: bool,
     /// None = all are kept.
     pub keep_last: Option<u64>,
     pub keep_every: Option<u64>,
@@ -222,10 +224,13 @@ pub struct Stage {
     pub steps: u64,
     pub global_batch_tokens: u64,
     pub micro_batch: usize,
+    pub recompute: Recompute,
     pub seq_len: usize,
     pub rope_theta: f64,
     pub rope_theta_sliding: f64,
     pub schedule: ScheduleSpec,
+    pub cp: usize,
+    pub ep: usize,
     /// In the order of `data.sources`.
     pub weights: Vec<f64>,
 }
@@ -263,6 +268,24 @@ impl Recipe {
         self.stages.len().max(1)
     }
 
+    /// Steps after which each stage ends, counted over the whole run; the last one is the length of the run.
+    pub fn stage_ends(&self) -> Vec<u64> {
+        if self.stages.is_empty() {
+            return vec![self.train.steps];
+        }
+        let end = |sum: &mut u64, stage: &Stage| {
+            *sum = sum.saturating_add(stage.steps);
+            Some(*sum)
+        };
+        self.stages.iter().scan(0, end).collect()
+    }
+
+    /// The stage that makes the step which follows `step` finished ones: at a border it is the later one. Once the run is done, the
+    /// last one.
+    pub fn stage_at(&self, step: u64) -> usize {
+        self.stage_ends().iter().position(|end| step < *end).unwrap_or(self.num_stages() - 1)
+    }
+
     /// The recipe of stage `i` alone (None beyond the last).
     pub fn stage(&self, i: usize) -> Option<Recipe> {
         if self.stages.is_empty() {
@@ -273,10 +296,12 @@ impl Recipe {
         out.train.steps = stage.steps;
         out.train.global_batch_tokens = stage.global_batch_tokens;
         out.train.micro_batch = stage.micro_batch;
+        out.train.recompute = stage.recompute;
         out.train.seq_len = stage.seq_len;
         out.model.rope.theta = stage.rope_theta;
         out.model.rope_sliding.theta = stage.rope_theta_sliding;
         out.schedule = stage.schedule.clone();
+        (out.parallel.cp, out.parallel.ep) = (stage.cp, stage.ep);
         for (source, weight) in out.data.sources.iter_mut().zip(&stage.weights) {
             source.weight = *weight;
         }
@@ -291,10 +316,13 @@ impl Recipe {
             steps: self.train.steps,
             global_batch_tokens: self.train.global_batch_tokens,
             micro_batch: self.train.micro_batch,
+            recompute: self.train.recompute,
             seq_len: self.train.seq_len,
             rope_theta: self.model.rope.theta,
             rope_theta_sliding: self.model.rope_sliding.theta,
             schedule: self.schedule.clone(),
+            cp: self.parallel.cp,
+            ep: self.parallel.ep,
             weights: self.data.sources.iter().map(|s| s.weight).collect(),
         }
     }

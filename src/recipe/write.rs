@@ -75,12 +75,7 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     };
     out.put("train.precision", precision(t.precision).into());
     out.put("train.head_precision", precision(t.head_precision).into());
-    let recompute = match t.recompute {
-        Recompute::None => "none",
-        Recompute::Attention => "attention",
-        Recompute::All => "all",
-    };
-    out.put("train.recompute", recompute.into());
+    out.put("train.recompute", recompute_name(t.recompute).into());
     let deterministic = match t.deterministic {
         Deterministic::Run => "run",
         Deterministic::Layout => "layout",
@@ -126,6 +121,7 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     out.put("router.freeze_tokens", int(b.freeze_tokens));
 
     out.put("checkpoint.every", int(r.checkpoint.every));
+    out.put("checkpoint.async", Value::from(r.checkpoint.asynchronous));
     out.some("checkpoint.keep_last", r.checkpoint.keep_last, int);
     out.some("checkpoint.keep_every", r.checkpoint.keep_every, int);
     out.some("eval.every", r.eval.every, int);
@@ -139,6 +135,7 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
         put("steps", int(s.steps));
         put("global_batch_tokens", int(s.global_batch_tokens));
         put("micro_batch", int(s.micro_batch as u64));
+        put("recompute", recompute_name(s.recompute).into());
         put("seq_len", int(s.seq_len as u64));
         put("rope_theta", s.rope_theta.into());
         put("rope_theta_sliding", s.rope_theta_sliding.into());
@@ -147,6 +144,8 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
         put("min_lr", s.schedule.min_lr.into());
         put("warmup_steps", int(s.schedule.warmup_steps));
         put("decay_steps", int(s.schedule.decay_steps));
+        put("cp", int(s.cp as u64));
+        put("ep", int(s.ep as u64));
         let weights: InlineTable = r.data.sources.iter().map(|s| s.name.as_str()).zip(s.weights.iter().copied()).collect();
         put("weights", Value::InlineTable(weights));
     }
@@ -211,6 +210,14 @@ fn attention(kinds: &[AttentionKind]) -> Value {
     match kinds {
         [first, rest @ ..] if rest.iter().all(|k| k == first) => word(first).into(),
         kinds => Value::Array(kinds.iter().map(word).collect::<Array>()),
+    }
+}
+
+fn recompute_name(recompute: Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Attention => "attention",
+        Recompute::All => "all",
     }
 }
 

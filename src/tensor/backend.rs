@@ -10,6 +10,7 @@
 //! * A verb that needs something in its backward returns an opaque `*Saved`; the inputs are handed in again.
 //! * Results do not depend on the number of threads.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use anyhow::{Context, Result};
@@ -270,6 +271,10 @@ pub trait Backend: Sized {
     fn zeros(&self, rows: usize, cols: usize) -> Result<Self::Buf>;
     fn upload(&self, data: &[f32], rows: usize, cols: usize) -> Result<Self::Buf>;
     fn download(&self, buf: &Self::Buf) -> Result<Vec<f32>>;
+    /// The numbers where they lie, if the host can read them there; else as `download`.
+    fn view<'a>(&self, buf: &'a Self::Buf) -> Result<Cow<'a, [f32]>> {
+        self.download(buf).map(Cow::Owned)
+    }
     fn shape(&self, buf: &Self::Buf) -> [usize; 2];
     fn rows(&self, batch: &Batch) -> Result<Self::Rows>;
 

@@ -5,12 +5,13 @@
 //! they cost one relaxed load each. Training itself opens a [`phase`] around a step and its parts.
 //!
 //! There is one recording in a process. Verbs are called one after the other, as training does: with several callers at a
-//! time each verb is still recorded, but a task goes by the name of the verb that was opened last.
+//! time each verb is still recorded, but a task goes by the name of the verb that was opened last. So of several ranks in a process
+//! one is recorded, and the threads of the others are [muted](mute).
 
 mod chrome;
 mod summary;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,6 +33,7 @@ struct Recorder {
 }
 
 thread_local! {
+    static MUTED: Cell<bool> = const { Cell::new(false) };
     static LOG: RefCell<Option<Arc<Log>>> = const { RefCell::new(None) };
 }
 
@@ -121,6 +123,11 @@ pub fn is_on() -> bool {
     GLOBAL.recording.load(Relaxed) != 0
 }
 
+/// Nothing that this thread does is recorded from now on.
+pub fn mute() {
+    MUTED.set(true);
+}
+
 /// Opens a verb on this thread until the guard is dropped: `flops` operations that work on at least `bytes` bytes of memory.
 #[must_use = "the span ends when the guard is dropped"]
 pub fn verb(name: &'static str, flops: f64, bytes: f64) -> VerbSpan {
@@ -163,7 +170,7 @@ impl Recorder {
     }
 
     fn call(&'static self, name: &'static str, flops: f64, bytes: f64, phase: bool) -> VerbSpan {
-        if self.recording.load(Relaxed) == 0 {
+        if self.recording.load(Relaxed) == 0 || MUTED.get() {
             return VerbSpan(None);
         }
         let (index, outer, recording) = {
@@ -180,7 +187,7 @@ impl Recorder {
     }
 
     fn task(&self) -> TaskSpan {
-        if self.recording.load(Relaxed) == 0 {
+        if self.recording.load(Relaxed) == 0 || MUTED.get() {
             return TaskSpan(None);
         }
         let open = self.open.load(Relaxed);

@@ -52,7 +52,14 @@ pub fn loader_config(r: &Recipe) -> LoaderConfig {
     }
 }
 
-pub fn source_specs(sources: &[DataSource]) -> Vec<SourceSpec> {
-    let one = |s: &DataSource| SourceSpec { name: s.name.clone(), weight: s.weight, paths: s.shards.clone(), first_sample: 0 };
-    sources.iter().map(one).collect()
+/// `earlier_tokens`: what earlier stages have used of each source. A stage goes on as far into the source as they came; of the same
+/// sequence length, with the very next sample.
+pub fn source_specs(r: &Recipe, earlier_tokens: &[u64]) -> Vec<SourceSpec> {
+    let one = |(s, tokens): (&DataSource, &u64)| SourceSpec {
+        name: s.name.clone(),
+        weight: s.weight,
+        paths: s.shards.clone(),
+        first_sample: tokens.div_ceil(r.train.seq_len as u64),
+    };
+    r.data.sources.iter().zip(earlier_tokens).map(one).collect()
 }

@@ -3,17 +3,25 @@
 pub mod backend;
 pub mod candle_engine;
 pub mod config;
+pub mod context_report;
 pub mod engine;
+pub mod extend;
 mod lock;
 mod profile;
 pub mod ranks;
 mod report;
 mod run;
+mod stages;
+pub mod staging;
 mod start;
 pub mod state;
 pub mod step;
 mod stop;
 pub mod validate;
+mod writer;
 
+pub use extend::Extend;
+pub(crate) use run::is_staged;
 pub use run::{EngineKind, Options, RECIPE_FILE, TOKENIZER_FILE, run};
 pub use stop::Outcome;
+pub(crate) use writer::save_options;

@@ -10,22 +10,25 @@ use anyhow::{Context, Result, anyhow};
 
 use super::backend::{self, Fitted};
 use super::run::{EngineKind, Options, Run};
+use super::stages;
 use super::step::agree;
 use super::stop::{Outcome, Stop};
-use crate::error::bad_input;
+use crate::error::{BadInput, bad_input};
 use crate::failpoint;
 #[cfg(feature = "mpi")]
 use crate::parallel::launch::{self, Launch};
 #[cfg(feature = "mpi")]
 use crate::parallel::mpi::MpiRank;
 use crate::parallel::threads::Hub;
-use crate::parallel::{Comm, Cut, Cutting, Layout, Mesh, PeerFailed, Stages, Together, Transport};
+use crate::parallel::together::refuse_cut_sequences;
+use crate::parallel::{Channel, Comm, Cut, Cutting, Group, Layout, Mesh, PeerFailed, Stages, Together, Transport};
 use crate::print::set_silent;
 use crate::recipe::{Collectives, CpChunks, Deterministic, PartialNodes, Recipe};
 use crate::tensor::cpu::par;
+use crate::tensor::trace;
 
 /// How long ranks may take to notice that another one has failed, before the process ends without them.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The mesh of `ranks` ranks that a recipe asks for, and how it cuts sequences.
 pub fn layout(recipe: &Recipe, ranks: usize) -> Result<(Layout, Cutting)> {
@@ -39,16 +42,49 @@ pub fn layout(recipe: &Recipe, ranks: usize) -> Result<(Layout, Cutting)> {
     Ok((layout, Cutting::new(p.cp, cut, recipe.train.seq_len)?))
 }
 
+/// Refuses a stage that cannot be shared by `ranks` ranks, before any of them is trained.
+pub fn check_layouts(recipe: &Recipe, ranks: usize) -> Result<()> {
+    for stage in (0..recipe.num_stages()).filter_map(|i| recipe.stage(i)) {
+        let check = || -> Result<()> {
+            let (layout, _) = layout(&stage, ranks)?;
+            match stage.train.deterministic {
+                Deterministic::Layout => refuse_cut_sequences(layout),
+                Deterministic::Run => Ok(()),
+            }
+        };
+        match stage.stages.first().filter(|_| recipe.num_stages() > 1) {
+            Some(named) => check().with_context(|| format!("stage `{}`", named.name))?,
+            None => check()?,
+        }
+    }
+    Ok(())
+}
+
 /// Compute threads of each of `ranks` ranks on this machine.
 pub fn threads_of_rank(recipe: &Recipe, ranks: usize) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     (recipe.train.threads.unwrap_or_else(cores) / ranks).max(1)
 }
 
-/// Ranks of a node, checked against what the groups make of it. Warnings are told.
-fn ranks_per_node(recipe: &Recipe, layout: &Layout, of_launcher: Option<usize>) -> Result<usize> {
-    let n = recipe.parallel.ranks_per_node.or(of_launcher).unwrap_or(layout.world);
-    let problems = layout.partial_nodes(n);
+/// Ranks of a node, checked against what the groups of every stage make of it. Warnings are told.
+fn ranks_per_node(recipe: &Recipe, ranks: usize, of_launcher: Option<usize>) -> Result<usize> {
+    let n = recipe.parallel.ranks_per_node.or(of_launcher).unwrap_or(ranks);
+    let mut problems: Vec<String> = Vec::new();
+    for stage in (0..recipe.num_stages()).filter_map(|i| recipe.stage(i)) {
+        let (layout, _) = layout(&stage, ranks)?;
+        let (sequences, replicas) = (stage.train.sequences_per_step() as usize, layout.replicas());
+        if sequences < replicas {
+            tell!(
+                "warning: a global batch has {sequences} sequences, fewer than there are replicas ({replicas}): some have nothing to \
+                 do. Make train.global_batch_tokens larger, or parallel.cp"
+            );
+        }
+        for problem in layout.partial_nodes(n) {
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
+    }
     match recipe.parallel.partial_nodes {
         PartialNodes::Allow => {}
         PartialNodes::Warn => problems.iter().for_each(|p| tell!("warning: {p}")),
@@ -75,8 +111,8 @@ fn stages(recipe: &Recipe, ranks_per_node: usize) -> Stages {
 pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outcome> {
     refuse_candle(options)?;
     let ranks = options.ranks;
-    let (layout, cutting) = layout(recipe, ranks)?;
-    let node = ranks_per_node(recipe, &layout, None)?;
+    check_layouts(recipe, ranks)?;
+    let node = ranks_per_node(recipe, ranks, None)?;
     let threads = threads_of_rank(recipe, ranks);
     let (done, outcomes) = channel();
     for transport in Hub::ranks(ranks, recipe.parallel.timeout) {
@@ -85,8 +121,8 @@ pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outc
         // The threads may outlive this call when one of them hangs, so they own what they use.
         let (recipe, options, stop, done) = (recipe.clone(), options.clone(), stop.clone(), done.clone());
         let body = move || {
-            let pool = par::pool(Some(threads));
-            let run = || pool.and_then(|pool| pool.install(|| train(&recipe, &options, stop, layout, cutting, comm.clone())));
+            let pool = par::pool_named(Some(threads), format!("rank {rank}"));
+            let run = || pool.and_then(|pool| pool.install(|| train(&recipe, &options, &stop, comm.clone())));
             let outcome = guarded(comm.transport.as_ref(), run);
             // Nobody listens any more when another rank has failed long ago.
             let _ = done.send((rank, outcome));
@@ -106,7 +142,9 @@ pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outc
             None => break,
             Some((0, Ok(outcome))) => first = Some(outcome),
             Some((_, Ok(_))) => {}
-            Some((_, Err(e))) => {
+            Some((rank, Err(e))) => {
+                // What the user can fix is the same on all of them.
+                let e = if e.is::<PeerFailed>() || e.is::<BadInput>() { e } else { e.context(format!("rank {rank}")) };
                 deadline.get_or_insert_with(|| Instant::now() + GRACE);
                 if failure.as_ref().is_none_or(|f| f.is::<PeerFailed>() && !e.is::<PeerFailed>()) {
                     failure = Some(e);
@@ -126,15 +164,15 @@ pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outc
 pub fn on_mpi(recipe: &Recipe, options: &Options, stop: Stop, launch: Launch) -> Result<Outcome> {
     refuse_candle(options)?;
     // What is impossible is refused before MPI starts: afterwards a rank that ends takes all others with it.
-    let (layout, cutting) = layout(recipe, launch.world)?;
+    check_layouts(recipe, launch.world)?;
     let of_node = launch::ranks_per_node(&launch);
-    let node = ranks_per_node(recipe, &layout, of_node)?;
+    let node = ranks_per_node(recipe, launch.world, of_node)?;
     let threads = threads_of_rank(recipe, of_node.unwrap_or(launch.world));
     let transport = MpiRank::start(recipe.parallel.timeout)?;
     let rank: Arc<dyn Transport> = Arc::new(transport);
     let comm = Comm::new(rank.clone(), stages(recipe, node));
     let pool = par::pool(Some(threads));
-    guarded(&*rank, || pool.and_then(|pool| pool.install(|| train(recipe, options, stop, layout, cutting, comm))))
+    guarded(&*rank, || pool.and_then(|pool| pool.install(|| train(recipe, options, &stop, comm))))
 }
 
 fn refuse_candle(options: &Options) -> Result<()> {
@@ -161,16 +199,28 @@ fn text_of(panic: Box<dyn Any + Send>) -> String {
 }
 
 /// One rank, from start to end, in its own pool of threads.
-fn train(recipe: &Recipe, options: &Options, stop: Stop, layout: Layout, cutting: Cutting, comm: Arc<Comm>) -> Result<Outcome> {
-    let mesh = Arc::new(Mesh::new(layout, comm));
-    set_silent(!mesh.is_first());
-    failpoint::set_rank(mesh.rank);
-    let bucket_bytes = (recipe.parallel.bucket_mib << 20) as usize;
-    let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
-    let Fitted { engine, recipe, reduced_from } = backend::fitting(recipe, Some((layout, cutting)), fits)?;
-    let mut together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
-    if recipe.train.deterministic == Deterministic::Layout {
-        together = together.by_sequence(&engine.backend, recipe.train.sequences_per_step() as usize)?;
+fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>) -> Result<Outcome> {
+    let rank = comm.transport.rank();
+    let ranks = comm.transport.world();
+    set_silent(rank > 0);
+    failpoint::set_rank(rank);
+    if rank > 0 {
+        // A recording is of one rank.
+        rayon::broadcast(|_| trace::mute());
     }
-    Run::start(engine, &together, &recipe, options, stop, reduced_from)?.train()
+    // Between stages, all ranks are one group.
+    let world = Group::new(&comm, Channel::Main, "run", (0..ranks).collect());
+    stages::each(recipe, options, Some(&world), |leg| {
+        let recipe = leg.recipe()?;
+        let (layout, cutting) = layout(&recipe, ranks)?;
+        let mesh = Arc::new(Mesh::new(layout, comm.clone()));
+        let bucket_bytes = (recipe.parallel.bucket_mib << 20) as usize;
+        let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
+        let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, Some((layout, cutting)), fits)?;
+        let mut together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
+        if recipe.train.deterministic == Deterministic::Layout {
+            together = together.by_sequence(&engine.backend, recipe.train.sequences_per_step() as usize)?;
+        }
+        Run::start(engine, &together, &recipe, leg, options, stop, reduced_from)?.train()
+    })
 }

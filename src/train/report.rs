@@ -1,12 +1,18 @@
 //! One line of `metrics.jsonl` per step (`docs/METRICS.md`).
 
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::context_report::ContextReport;
 use super::step::StepReport;
 use super::validate::Score;
+use super::writer::Stall;
+use crate::checkpoint::Saved;
+use crate::monitor::metrics::last_step;
 use crate::optim::balance::ExpertLoad;
 use crate::parallel::exchange::Waits;
 
@@ -29,8 +35,11 @@ impl Timing {
 }
 
 #[derive(Serialize)]
-struct Line {
+struct Line<'a> {
     step: u64,
+    /// Of a recipe with stages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stage: Option<&'a str>,
     loss: f64,
     grad_norm: f64,
     lr: f64,
@@ -44,6 +53,9 @@ struct Line {
     gradient_wait_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight_wait_s: Option<f64>,
+    /// Seconds that it spent in operations with the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    operations_s: Option<f64>,
     /// False when no token of the batch had a label, and nothing was updated.
     updated: bool,
     /// Share of tokens per class and block, the skip class last.
@@ -63,18 +75,20 @@ fn is_zero(n: &u64) -> bool {
 }
 
 /// The line of the step that `step` (counted from 1) names.
-pub fn line(
+pub fn line<'a>(
     step: u64,
+    stage: Option<&'a str>,
     tokens_seen: u64,
     report: &StepReport,
     timing: &Timing,
     scores: &[Score],
     checkpoint_failures: u64,
-) -> impl Serialize + use<> {
+) -> impl Serialize + use<'a> {
     let loads: Vec<_> = report.expert_counts.iter().map(|c| ExpertLoad::of(c)).collect();
     let tokens_per_s = timing.tokens_per_s(report.tokens);
     Line {
         step,
+        stage,
         loss: report.mean_loss(),
         grad_norm: report.grad_norm,
         lr: report.lr,
@@ -85,6 +99,7 @@ pub fn line(
         mfu: tokens_per_s * timing.flops_per_token / timing.peak_flops,
         gradient_wait_s: timing.waits.map(|w| w.gradients.as_secs_f64()),
         weight_wait_s: timing.waits.map(|w| w.weights.as_secs_f64()),
+        operations_s: timing.waits.map(|w| w.operations.as_secs_f64()),
         updated: report.updated,
         expert_load: loads.iter().map(|l| l.fractions.clone()).collect(),
         expert_entropy: loads.iter().map(|l| l.entropy).collect(),
@@ -112,9 +127,39 @@ pub fn validation(scores: &[Score]) -> Map<String, Value> {
     out
 }
 
+/// The text of the last line of metrics when it is that of `step` and has no validation.
+pub fn without_validation(metrics: &Path, step: u64) -> Result<Option<String>> {
+    let last = last_step(metrics)?.filter(|(_, line)| line["step"] == step && !line.contains_key(VAL_LOSS));
+    Ok(last.map(|(text, _)| text))
+}
+
 /// The event of a save that failed; training may have gone on.
 pub fn checkpoint_failed(step: u64, failures: u64, error: &anyhow::Error) -> Value {
     json!({"event": "checkpoint_failed", "at_step": step, "checkpoint_failures": failures, "error": format!("{error:#}")})
+}
+
+/// The event of a checkpoint that is safe.
+pub fn checkpoint_saved(step: u64, stall: Stall, saved: &Saved) -> Value {
+    json!({
+        "event": "checkpoint_saved",
+        "at_step": step,
+        "stall_s": stall.whole_s,
+        "wait_s": stall.wait_s,
+        "write_s": saved.seconds,
+        "bytes": saved.bytes,
+    })
+}
+
+/// The event of a look at long context, before or after training.
+pub fn context(step: u64, when: &str, report: &ContextReport) -> Value {
+    json!({
+        "event": "context_report",
+        "at_step": step,
+        "when": when,
+        "seq_len": report.seq_len,
+        "loss_by_position": report.loss_by_position,
+        "retrieval": report.retrieval,
+    })
 }
 
 /// The event of a start for which memory only sufficed with smaller micro-batches.

@@ -1,36 +1,42 @@
 //! A whole run: start or resume, the loop, saving, stopping.
 
+mod saving;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::backend::{self, Fitted};
 use super::candle_engine::Candle;
 use super::config::{balance_config, loader_config, source_specs};
+use super::context_report::Measure;
 use super::engine::Engine;
+use super::extend::Extend;
 use super::lock::RunLock;
 use super::profile::{DATA, Profile, STEP};
 use super::ranks;
 use super::report::{self, Timing};
-use super::start::{check_resume, check_tokenizer, claim, claim_existing, find_start, open_init, open_validation};
+use super::stages::{self, DataState, Ended, Kept, Leg};
+use super::start::{check_tokenizer, claim, open_init, open_validation, refuse_other_tokenizer, tell_changes};
 use super::state::TrainState;
 use super::step::{StepConfig, StepReport, agree, step};
 use super::stop::{Outcome, Stop};
 use super::validate::{NamedSet, Score, score};
-use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Meta, RetainPolicy, SaveOptions, Saved};
-use crate::data::{Loader, MixtureState};
+use super::writer::Writer;
+use crate::checkpoint::Checkpoint;
+use crate::data::Loader;
 use crate::error::bad_input;
 use crate::failpoint;
 use crate::machine;
 use crate::model::ParamTable;
 use crate::model::init::initial_values;
-use crate::monitor::metrics::{METRICS_FILE, last_step};
+use crate::monitor::metrics::METRICS_FILE;
 use crate::monitor::progress::Shown;
 use crate::monitor::{MetricsWriter, Progress};
 use crate::optim::schedule::Schedule;
-use crate::parallel::{Alone, Group, Layout, Sharing, launch};
+use crate::parallel::{Alone, Group, Layout, Place, Sharing, launch};
 use crate::plan::flops::Flops;
 use crate::print::set_silent;
 use crate::recipe::{Deterministic, Recipe};
@@ -45,6 +51,8 @@ pub enum EngineKind {
     Candle,
 }
 
+pub(crate) use saving::is_staged;
+
 /// What the command line adds to a recipe.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -56,12 +64,11 @@ pub struct Options {
     pub time_limit: Option<Duration>,
     /// Hugging Face directory whose weights a new run starts from.
     pub init_from: Option<PathBuf>,
+    /// Checkpoint of another run that a new run of longer context starts from.
+    pub extend: Option<Extend>,
     /// Where the trace of a few steps goes.
     pub profile: Option<PathBuf>,
 }
-
-/// Name of the message by which the first rank asks the others for a tensor.
-const TENSOR_TO_SAVE: &str = "number of the tensor to save";
 
 /// The resolved recipe in a run directory.
 pub const RECIPE_FILE: &str = "recipe.toml";
@@ -86,97 +93,121 @@ pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
     if options.ranks > 1 {
         return ranks::on_threads(recipe, options, stop);
     }
-    ranks::layout(recipe, 1)?;
+    ranks::check_layouts(recipe, 1)?;
     par::pool(recipe.train.threads)?.install(|| {
-        let table = ParamTable::new(&recipe.model);
-        let alone = Alone::new(&table);
-        match options.engine {
-            EngineKind::Cpu => {
-                let Fitted { engine, recipe, reduced_from } = backend::fitting(recipe, None, Ok)?;
-                Run::start(engine, &alone, &recipe, options, stop, reduced_from)?.train()
+        stages::each(recipe, options, None, |leg| {
+            let recipe = leg.recipe()?;
+            let table = ParamTable::new(&recipe.model);
+            let alone = Alone::new(&table);
+            match options.engine {
+                EngineKind::Cpu => {
+                    let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, None, Ok)?;
+                    Run::start(engine, &alone, &recipe, leg, options, &stop, reduced_from)?.train()
+                }
+                EngineKind::Candle => {
+                    let engine = Candle::new(recipe.model.clone(), recipe.train.precision)?;
+                    Run::start(engine, &alone, &recipe, leg, options, &stop, None)?.train()
+                }
             }
-            EngineKind::Candle => {
-                let engine = Candle::new(recipe.model.clone(), recipe.train.precision)?;
-                Run::start(engine, &alone, recipe, options, stop, None)?.train()
-            }
-        }
+        })
     })
 }
 
+/// A save that failed because other ranks are lost.
+#[derive(Debug)]
+struct RanksLost;
+
+impl std::fmt::Display for RanksLost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("other ranks were lost while a checkpoint was being saved")
+    }
+}
+
 /// What only the first rank has.
-struct First {
+pub(super) struct First {
     metrics: MetricsWriter,
     _lock: RunLock,
 }
 
-/// A run as one of its ranks sees it. All ranks go through it together; the first one speaks, writes and saves.
+/// One stage of a run as one of its ranks sees it. All ranks go through it together; the first one speaks, writes and saves.
 pub(super) struct Run<'a, E: Engine> {
     engine: E,
     sharing: &'a dyn Sharing<E::B>,
+    /// Of the stage.
     recipe: &'a Recipe,
+    whole: &'a Recipe,
+    stage: usize,
+    /// Steps of the stages before.
+    steps_before: u64,
+    /// Tokens of each source that the stages before have used.
+    earlier_tokens: Vec<u64>,
     options: &'a Options,
-    stop: Stop,
+    stop: &'a Stop,
     state: TrainState<E::B>,
     loader: Loader,
     validation: Vec<NamedSet>,
     tokenizer_hash: Option<String>,
     data_fingerprint: String,
-    first: Option<First>,
-    /// Step that the run was resumed from; its checkpoint is not deleted.
-    resumed_from: Option<u64>,
+    kept: Kept,
+    /// Whether there was a checkpoint to begin with.
+    resumed: bool,
     /// Step of the newest checkpoint of this state.
     saved_step: Option<u64>,
-    checkpoint_failures: u64,
+    /// Of the first rank: writes checkpoints while training goes on.
+    writer: Writer,
 }
 
 impl<'a, E: Engine> Run<'a, E> {
+    /// `recipe`: of the leg's stage, as it fits into memory.
     pub(super) fn start(
         engine: E,
         sharing: &'a dyn Sharing<E::B>,
         recipe: &'a Recipe,
+        mut leg: Leg<'a>,
         options: &'a Options,
-        stop: Stop,
+        stop: &'a Stop,
         reduced_from: Option<usize>,
     ) -> Result<Self> {
         let dir = &recipe.run.dir;
         let world = sharing.mesh().map(|mesh| &mesh.world);
         let is_first = world.is_none_or(|world| world.index() == 0);
-        let (mut lock, mut from) = (None, None);
-        if is_first {
-            lock = claim_existing(dir, options)?;
-            from = find_start(dir, options)?;
-            if let Some(from) = &from {
-                check_resume(recipe, from)?;
-            }
+        let entered = !leg.kept.under_way;
+        let (data, steps_before) = (leg.data_start()?, leg.steps_before());
+        let Leg { whole, stage, ref from, .. } = leg;
+        if let Some(from) = from.as_ref().filter(|_| entered && is_first) {
+            tell_changes(if whole.num_stages() > 1 { whole } else { recipe }, from)?;
         }
-        if let Some(world) = world {
-            // All ranks go on from what the first one found.
-            let mut step = [from.as_ref().map_or(u64::MAX, |c: &Checkpoint| c.meta().step)];
-            world.broadcast("step to go on from", 0, &mut step)?;
-            if !is_first && step[0] != u64::MAX {
-                from = Some(Checkpoint::open(&dir.join(CKPT_DIR).join(checkpoint::step_dir(step[0])))?);
-            }
-        }
-        let loader = Loader::open(loader_config(recipe), &source_specs(&recipe.data.sources))?;
+        let loader = Loader::open(loader_config(recipe), &source_specs(recipe, &data.earlier_tokens))?;
         let validation = open_validation(recipe)?;
         let tokenizer_hash = check_tokenizer(recipe, &loader, &validation)?;
         let data_fingerprint = loader.fingerprint();
 
         let table = ParamTable::new(&recipe.model);
         let seed = recipe.run.seed;
-        if from.is_some() && options.init_from.is_some() {
+        if from.is_some() && entered && options.init_from.is_some() {
             tell!("note: --init-from is for step 0 only: the weights are those of the checkpoint");
         }
         let init = options.init_from.as_deref().filter(|_| from.is_none());
         let hf = init.map(|dir| open_init(dir, recipe)).transpose()?;
         let (backend, balance) = (engine.backend(), balance_config(recipe));
-        let mut state = TrainState::shared(backend, &recipe.model, &balance, sharing.ownership(), |id| match (&hf, &from) {
+        let mut state = TrainState::shared(backend, &recipe.model, &balance, sharing.ownership(), |id| match (&hf, from) {
             (Some(model), _) => model.read(id),
             // About to be overwritten by the checkpoint.
             (None, Some(_)) => Ok(vec![0.0; table.specs[id].numel()]),
+            (None, None) if options.extend.is_some() => Ok(vec![0.0; table.specs[id].numel()]),
             (None, None) => Ok(initial_values(&table.specs[id], &recipe.model, seed)),
         })?;
-        if let Some(from) = &from {
+        let source = options.extend.as_ref().filter(|_| from.is_none());
+        if let Some(Extend { from: dir, reset_optimizer }) = source {
+            let source = Checkpoint::open(dir)?;
+            refuse_other_tokenizer(&source, tokenizer_hash.as_deref())?;
+            match reset_optimizer {
+                true => state.load_weights(backend, &source),
+                false => state.load_all_but_step(backend, &source),
+            }
+            .with_context(|| format!("starting from {}", dir.display()))?;
+        }
+        if let Some(from) = from {
             let meta = from.meta();
             if meta.data_fingerprint.as_deref() != Some(data_fingerprint.as_str()) {
                 return Err(bad_input(format!(
@@ -186,29 +217,35 @@ impl<'a, E: Engine> Run<'a, E> {
                 )));
             }
             state.load(engine.backend(), from).with_context(|| format!("resuming from {}", from.dir().display()))?;
-            let loader_state: MixtureState = serde_json::from_value(meta.loader.clone())
-                .with_context(|| format!("{}: the loader's state in the manifest", from.dir().display()))?;
-            loader.restore(state.step, &loader_state)?;
+            if let Some(mixture) = &data.mixture {
+                loader.restore(state.step - steps_before, mixture)?;
+            }
+        }
+        let mut writer = Writer::default();
+        if is_first && is_staged(recipe) {
+            writer.reserve(state.tensors())?;
         }
         if let Some(world) = world {
             // Nothing is written before all ranks are ready.
             world.barrier("start of training")?;
         }
-        let first = match is_first {
-            true => {
-                let lock = match lock {
-                    Some(lock) => lock,
-                    None => claim(dir)?,
-                };
-                Some(First { metrics: MetricsWriter::append(&dir.join(METRICS_FILE))?, _lock: lock })
-            }
-            false => None,
-        };
-        let step = from.as_ref().map(|_| state.step);
+        if is_first && leg.kept.first.is_none() {
+            let lock = match leg.kept.lock.take() {
+                Some(lock) => lock,
+                None => claim(dir)?,
+            };
+            leg.kept.first = Some(First { metrics: MetricsWriter::append(&dir.join(METRICS_FILE))?, _lock: lock });
+        }
+        let resumed = from.is_some();
+        let saved_step = resumed.then_some(state.step);
         let mut run = Self {
             engine,
             sharing,
             recipe,
+            whole,
+            stage,
+            steps_before,
+            earlier_tokens: data.earlier_tokens,
             options,
             stop,
             state,
@@ -216,10 +253,10 @@ impl<'a, E: Engine> Run<'a, E> {
             validation,
             tokenizer_hash,
             data_fingerprint,
-            first,
-            resumed_from: step,
-            saved_step: step,
-            checkpoint_failures: 0,
+            kept: leg.kept,
+            resumed,
+            saved_step,
+            writer,
         };
         if let Some(asked) = reduced_from {
             run.write_metrics(&report::micro_batch_reduced(run.state.step, asked, recipe.train.micro_batch));
@@ -231,32 +268,83 @@ impl<'a, E: Engine> Run<'a, E> {
         self.sharing.mesh().map(|mesh| &mesh.world)
     }
 
+    /// Says where the rank is, for messages.
+    fn at(&self, phase: &'static str) {
+        let step = self.state.step + 1;
+        self.sharing.mesh().iter().for_each(|mesh| mesh.comm.at(|place| *place = Place { step, layer: None, phase }));
+    }
+
     /// Why to end now, agreed by all ranks.
     fn agreed_reason(&self) -> Result<Option<Outcome>> {
         let Some(world) = self.world() else { return Ok(self.stop.reason()) };
+        self.at("between steps");
         let codes = world.all_gather_values("reasons to stop", self.stop.code())?;
         Ok(Stop::reason_of(codes.into_iter().max().unwrap_or(0)))
     }
 
-    pub(super) fn train(mut self) -> Result<Outcome> {
-        let total = self.recipe.train.steps;
-        let until = self.options.stop_at.map_or(total, |s| s.min(total));
-        let end = if until < total { Outcome::StopAt } else { Outcome::Finished };
-        match self.resumed_from {
-            Some(step) => {
-                tell!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen);
-                if !self.finish_validation(step)? {
-                    return Ok(self.agreed_reason()?.unwrap_or(end));
+    /// Step after which the stage ends.
+    fn stage_end(&self) -> u64 {
+        self.steps_before + self.recipe.train.steps
+    }
+
+    /// Name of the stage, where the recipe has stages.
+    fn stage_name(&self) -> Option<&'a str> {
+        self.recipe.stages.first().map(|stage| stage.name.as_str())
+    }
+
+    /// What is written of the recipe: what the run is resumed with.
+    fn written_recipe(&self) -> &'a Recipe {
+        // Of one stage with the micro-batch that fits into memory.
+        if self.whole.num_stages() > 1 { self.whole } else { self.recipe }
+    }
+
+    pub(super) fn train(mut self) -> Result<Ended> {
+        let outcome = self.train_stage();
+        if outcome.is_err() {
+            self.abandon_save();
+        }
+        let outcome = outcome?;
+        self.kept.under_way = true;
+        Ok(Ended { outcome, kept: self.kept })
+    }
+
+    /// None when the stage is done and others follow.
+    fn train_stage(&mut self) -> Result<Option<Outcome>> {
+        let total = self.whole.stage_ends().last().copied().unwrap_or(0);
+        let of_run = self.options.stop_at.map_or(total, |s| s.min(total));
+        let until = of_run.min(self.stage_end());
+        let end = match () {
+            () if of_run > until => None,
+            () if of_run < total => Some(Outcome::StopAt),
+            () => Some(Outcome::Finished),
+        };
+        let entered = !self.kept.under_way;
+        match self.resumed {
+            true => {
+                let step = self.state.step;
+                if entered {
+                    tell!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen);
+                }
+                if entered && !self.finish_validation(step)? {
+                    return Ok(self.agreed_reason()?.or(end));
                 }
                 if step >= until {
-                    tell!("nothing left to do: step {step} is done, and the run ends at step {until}");
+                    if end.is_some() {
+                        tell!("nothing left to do: step {step} is done, and the run ends at step {until}");
+                    }
                     return Ok(end);
                 }
             }
-            None => tell!("starting at step 0 of {total}"),
+            false => tell!("starting at step 0 of {total}"),
         }
-        if self.first.is_some() {
+        if self.whole.num_stages() > 1 {
+            self.tell_stage();
+        }
+        if self.kept.first.is_some() {
             self.write_files()?;
+        }
+        if !self.resumed && self.options.extend.is_some() {
+            self.report_context("before")?;
         }
         let cfg = StepConfig::of(self.recipe);
         let schedule = Schedule::of(self.recipe);
@@ -265,12 +353,12 @@ impl<'a, E: Engine> Run<'a, E> {
         let peak_flops = match self.recipe.train.peak_flops {
             Some(given) => given,
             // Only the first rank tells how much of it is used.
-            None if self.first.is_none() => 1.0,
+            None if self.kept.first.is_none() => 1.0,
             None => machine::peak_flops(self.recipe.train.precision) * ranks,
         };
-        let mut progress = self.first.is_some().then(|| Progress::new(total, self.state.step));
+        let mut progress = self.kept.first.is_some().then(|| Progress::new(total, self.state.step));
         let start = self.state.step;
-        let profiled = self.options.profile.clone().filter(|_| self.first.is_some());
+        let profiled = self.options.profile.clone().filter(|_| entered && self.kept.first.is_some());
         let mut profile = profiled.map(|path| Profile::new(path, until.saturating_sub(start)));
 
         let mut validated = true;
@@ -279,7 +367,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 break end;
             }
             if let Some(reason) = self.agreed_reason()? {
-                break reason;
+                break Some(reason);
             }
             failpoint::hit_at("step", self.state.step)?;
             let nth = self.state.step + 1 - start;
@@ -290,7 +378,7 @@ impl<'a, E: Engine> Run<'a, E> {
             let batches = self.micro_batches()?;
             drop(reading);
             let data_s = started.elapsed().as_secs_f64();
-            let lr = schedule.lr_at(self.state.step);
+            let lr = schedule.lr_at(self.state.step - self.steps_before);
             let interrupted = || self.stop.signalled().is_some();
             let done = step(&self.engine, &mut self.state, &cfg, self.sharing, &batches, lr, &interrupted);
             // Interrupted between two micro-batches: the step has not happened.
@@ -309,20 +397,34 @@ impl<'a, E: Engine> Run<'a, E> {
                 self.show(progress, &report, &timing, &scores);
             }
             if due || now >= until || now.is_multiple_of(self.recipe.metrics.every) {
-                let line = report::line(now, self.state.tokens_seen, &report, &timing, &scores, self.checkpoint_failures);
+                let line = report::line(
+                    now,
+                    self.stage_name(),
+                    self.state.tokens_seen,
+                    &report,
+                    &timing,
+                    &scores,
+                    self.kept.checkpoint_failures,
+                );
                 self.write_metrics(&line);
             }
             if now < until && now.is_multiple_of(self.recipe.checkpoint.every) {
-                self.save(false)?;
+                self.save()?;
             }
+            self.look_at_save()?;
         };
         progress.iter().for_each(Progress::finish);
-        if self.saved_step != Some(self.state.step) {
-            self.save(true)?;
+        self.finish_save()?;
+        // Only the first rank knows what is saved.
+        if agree(self.world(), self.kept.first.is_some() && self.saved_step != Some(self.state.step))? {
+            self.save_now(true)?;
+        }
+        if outcome == Some(Outcome::Finished) && self.options.extend.is_some() {
+            self.report_context("after")?;
         }
         self.sync_metrics();
         match (profile, outcome) {
-            (Some(profile), Outcome::Signal(_)) => profile.abandon(),
+            (Some(profile), Some(Outcome::Signal(_))) => profile.abandon(),
             (Some(profile), _) => profile.report(self.recipe.train.precision),
             (None, _) => {}
         }
@@ -332,7 +434,7 @@ impl<'a, E: Engine> Run<'a, E> {
     /// The recipe and the tokenizer, for whoever uses the run directory later.
     fn write_files(&self) -> Result<()> {
         let dir = &self.recipe.run.dir;
-        write_whole(&dir.join(RECIPE_FILE), self.recipe.to_toml().as_bytes())?;
+        write_whole(&dir.join(RECIPE_FILE), self.written_recipe().to_toml().as_bytes())?;
         if let Some(tokenizer) = &self.recipe.tokenizer {
             let text = std::fs::read(tokenizer).with_context(|| format!("reading {}", tokenizer.display()))?;
             write_whole(&dir.join(TOKENIZER_FILE), &text)?;
@@ -342,14 +444,14 @@ impl<'a, E: Engine> Run<'a, E> {
 
     /// A line that cannot be written (a full disk) does not end the run either.
     fn write_metrics(&mut self, line: &impl Serialize) {
-        let Some(first) = &mut self.first else { return };
+        let Some(first) = &mut self.kept.first else { return };
         if let Err(e) = first.metrics.write(line) {
             tell!("warning: {e:#}; training goes on without this line of metrics");
         }
     }
 
     fn sync_metrics(&self) {
-        let Some(first) = &self.first else { return };
+        let Some(first) = &self.kept.first else { return };
         if let Err(e) = first.metrics.sync() {
             tell!("warning: {e:#}");
         }
@@ -362,12 +464,16 @@ impl<'a, E: Engine> Run<'a, E> {
         let micro = if train.deterministic == Deterministic::Layout { 1 } else { train.micro_batch };
         let mesh = self.sharing.mesh();
         let (layout, rank) = mesh.map_or((Layout::SINGLE, 0), |mesh| (mesh.layout, mesh.rank));
-        layout.micro_batches(rank, sequences, micro).into_iter().map(|s| self.loader.batch(self.state.step, s)).collect()
+        layout
+            .micro_batches(rank, sequences, micro)
+            .into_iter()
+            .map(|s| self.loader.batch(self.state.step - self.steps_before, s))
+            .collect()
     }
 
     /// A function of the recipe and the step, not of where the run is stopped.
     fn validation_due(&self, step: u64) -> bool {
-        let last = step == self.recipe.train.steps;
+        let last = step == self.stage_end();
         !self.validation.is_empty() && self.recipe.eval.every.is_some_and(|n| last || step.is_multiple_of(n))
     }
 
@@ -376,8 +482,28 @@ impl<'a, E: Engine> Run<'a, E> {
         let (tokens, train) = (self.recipe.eval.tokens, &self.recipe.train);
         let interrupted = || self.stop.signalled().is_some();
         let (engine, params, sharing) = (&self.engine, &self.state.params, self.sharing);
-        let one = |set| score(engine, params, sharing, set, tokens, train.micro_batch, train.seq_len, &interrupted);
+        // Window by window where the same bits are promised for any cut.
+        let micro = if train.deterministic == Deterministic::Layout { 1 } else { train.micro_batch };
+        let one = |set| score(engine, params, sharing, set, tokens, micro, train.seq_len, &interrupted);
         self.validation.iter().map(one).collect()
+    }
+
+    /// Tells and records what the model makes of long context now. Without held-out data there is nothing to tell it by.
+    fn report_context(&mut self, when: &str) -> Result<()> {
+        if self.validation.is_empty() {
+            tell!("note: the recipe has no data.validation, so the loss by position and retrieval are not measured");
+            return Ok(());
+        }
+        let (engine, params, sharing) = (&self.engine, &self.state.params, self.sharing);
+        let (train, interrupted) = (&self.recipe.train, &|| self.stop.signalled().is_some());
+        let (micro_batch, seq_len, seed) = (train.micro_batch, train.seq_len, self.recipe.run.seed);
+        let vocab_size = self.recipe.model.vocab_size;
+        let measure = Measure { engine, params, sharing, micro_batch, seq_len, vocab_size, seed, interrupted };
+        if let Some(report) = measure.report(&self.validation, self.recipe.eval.tokens)? {
+            report.tell(when);
+            self.write_metrics(&report::context(self.state.step, when, &report));
+        }
+        Ok(())
     }
 
     /// Makes up for a validation that a signal cut short before the run was saved at `step`: the step's line of metrics is
@@ -386,17 +512,15 @@ impl<'a, E: Engine> Run<'a, E> {
         if !self.validation_due(step) {
             return Ok(true);
         }
-        let unfinished = match &self.first {
-            Some(first) => last_step(first.metrics.path())?
-                .filter(|(_, line)| line["step"] == step && !line.contains_key(report::VAL_LOSS))
-                .map(|(text, _)| text),
+        let unfinished = match &self.kept.first {
+            Some(first) => report::without_validation(first.metrics.path(), step)?,
             None => None,
         };
         if !agree(self.world(), unfinished.is_some())? {
             return Ok(true);
         }
         let Some(scores) = self.validate()? else { return Ok(false) };
-        if let (Some(first), Some(text)) = (&mut self.first, unfinished) {
+        if let (Some(first), Some(text)) = (&mut self.kept.first, unfinished) {
             // The text itself: numbers that were read might come back changed in their last digit.
             let scores = serde_json::to_string(&report::validation(&scores))?;
             let start = text.strip_suffix('}').context("a line of metrics without an end")?;
@@ -405,92 +529,37 @@ impl<'a, E: Engine> Run<'a, E> {
         Ok(true)
     }
 
-    /// Saves a checkpoint. A failed save does not end a run that goes on (the next one may work), only one that ends here.
-    fn save(&mut self, must: bool) -> Result<()> {
-        let root = self.recipe.run.dir.join(CKPT_DIR);
-        self.sharing.settle(&self.state.params)?;
-        if let Some(world) = self.world().filter(|world| world.index() != 0) {
-            self.bring_tensors(world)?;
-            self.saved_step = Some(self.state.step);
-            return Ok(());
-        }
-        // A checkpoint means that the lines of all its steps are safe.
-        self.sync_metrics();
-        match self.try_save(&root) {
-            Ok(saved) => {
-                self.saved_step = Some(self.state.step);
-                saved.notes.iter().for_each(|n| tell!("warning: {n}"));
-                self.retain(&root);
-                Ok(())
-            }
-            Err(e) => {
-                self.checkpoint_failures += 1;
-                let e = e.context(format!("step {} could not be saved", self.state.step));
-                self.write_metrics(&report::checkpoint_failed(self.state.step, self.checkpoint_failures, &e));
-                if must {
-                    return Err(e);
-                }
-                tell!("warning: {e:#}; training goes on, and the next checkpoint is tried as usual");
-                Ok(())
-            }
-        }
+    fn data_state(&self) -> Result<DataState> {
+        let several = self.whole.num_stages() > 1;
+        Ok(DataState {
+            mixture: self.loader.state_at(self.state.step - self.steps_before)?,
+            stage: several.then_some(self.stage),
+            earlier_tokens: several.then(|| self.earlier_tokens.clone()),
+        })
     }
 
-    fn try_save(&self, root: &Path) -> Result<Saved> {
-        let mut meta = Meta {
-            tokenizer_hash: self.tokenizer_hash.clone(),
-            data_fingerprint: Some(self.data_fingerprint.clone()),
-            loader: serde_json::to_value(self.loader.state_at(self.state.step)?)?,
-            recipe: self.recipe.to_toml(),
-            ..Meta::new(self.recipe.model.clone())
-        };
-        self.state.describe(&mut meta);
-        let tensors = self.state.tensors();
-        let (world, backend) = (self.world(), self.engine.backend());
-        let mut read = |i: usize| {
-            let values = match world {
-                None => self.state.read(backend, &tensors[i].name)?,
-                Some(world) => {
-                    world.broadcast(TENSOR_TO_SAVE, 0, &mut [i as u64])?;
-                    self.state.collect(backend, world, &tensors[i].name)?
-                }
-            };
-            // Such a state trains no further; saved, it would be the one to resume from, and push good ones out.
-            ensure!(values.iter().all(|x| x.is_finite()), "`{}` holds numbers that are not finite", tensors[i].name);
-            Ok(values)
-        };
-        let saved = checkpoint::save(root, &meta, &tensors, &mut read, &SaveOptions::default());
-        if let Some(world) = world {
-            world.broadcast(TENSOR_TO_SAVE, 0, &mut [u64::MAX])?;
-        }
-        saved
+    /// Steps at which one stage ends and another begins.
+    fn borders(&self) -> Vec<u64> {
+        let mut ends = self.whole.stage_ends();
+        ends.pop();
+        ends
     }
 
-    /// While the first rank saves: sends it the parts of the tensors it asks for.
-    fn bring_tensors(&self, world: &Group) -> Result<()> {
-        let tensors = self.state.tensors();
-        loop {
-            let mut next = [0u64];
-            world.broadcast(TENSOR_TO_SAVE, 0, &mut next)?;
-            match tensors.get(next[0] as usize) {
-                Some(tensor) => drop(self.state.collect(self.engine.backend(), world, &tensor.name)?),
-                None => return Ok(()),
-            }
-        }
-    }
-
-    fn retain(&self, root: &Path) {
-        let c = &self.recipe.checkpoint;
-        let Some(keep_last) = c.keep_last else { return };
-        let policy = RetainPolicy {
-            keep_last: keep_last as usize,
-            keep_every: c.keep_every.unwrap_or(0),
-            protected: self.resumed_from.into_iter().collect(),
-        };
-        match checkpoint::retain(root, &policy) {
-            Ok(done) => done.notes.iter().for_each(|n| tell!("warning: {n}")),
-            Err(e) => tell!("warning: old checkpoints could not be looked through: {e:#}"),
-        }
+    fn tell_stage(&self) {
+        let (t, p) = (&self.recipe.train, &self.recipe.parallel);
+        tell!(
+            "stage {} of {}, `{}`: steps {} to {}, {} sequences of {} tokens a step, RoPE base {}, cp {}, ep {}",
+            self.stage + 1,
+            self.whole.num_stages(),
+            self.stage_name().unwrap_or(""),
+            self.steps_before + 1,
+            self.stage_end(),
+            t.sequences_per_step(),
+            t.seq_len,
+            self.recipe.model.rope.theta,
+            p.cp,
+            p.ep
+        );
     }
 
     fn show(&self, progress: &mut Progress, report: &StepReport, timing: &Timing, scores: &[Score]) {

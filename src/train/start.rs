@@ -76,11 +76,9 @@ pub fn find_start(dir: &Path, options: &Options) -> Result<Option<Checkpoint>> {
     }
 }
 
-/// Refuses to go on with a recipe that makes it another run; tells what else has changed.
-pub fn check_resume(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
-    let name = format!("{} (its recipe)", from.dir().display());
-    let old = recipe::load_resolved(&name, &from.meta().recipe)?;
-    let differences = recipe.resume_differences(&old);
+/// Refuses to go on with a recipe that makes it another run.
+pub fn refuse_other_run(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
+    let differences = changes(recipe, from)?;
     if !differences.refused.is_empty() {
         return Err(bad_input(format!(
             "resuming {}: the recipe is not the one that the run was started with:\n  - {}\nSet these back, or start a new run \
@@ -89,8 +87,18 @@ pub fn check_resume(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
             differences.refused.join("\n  - ")
         )));
     }
-    differences.allowed.iter().for_each(|d| tell!("note: {d}"));
     Ok(())
+}
+
+/// Tells what has changed and may.
+pub fn tell_changes(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
+    changes(recipe, from)?.allowed.iter().for_each(|d| tell!("note: {d}"));
+    Ok(())
+}
+
+fn changes(recipe: &Recipe, from: &Checkpoint) -> Result<recipe::ResumeDifferences> {
+    let name = format!("{} (its recipe)", from.dir().display());
+    Ok(recipe.resume_differences(&recipe::load_resolved(&name, &from.meta().recipe)?))
 }
 
 /// A model to take weights from; its parameters must be those of the recipe's model.
@@ -146,6 +154,18 @@ pub fn check_tokenizer(recipe: &Recipe, loader: &Loader, validation: &[NamedSet]
         )));
     }
     Ok(Some(expected))
+}
+
+/// Refuses data of another tokenizer than a model was trained with, where both are known.
+pub fn refuse_other_tokenizer(source: &Checkpoint, tokenizer_hash: Option<&str>) -> Result<()> {
+    match (source.meta().tokenizer_hash.as_deref(), tokenizer_hash) {
+        (Some(theirs), Some(ours)) if theirs != ours => Err(bad_input(format!(
+            "{} was trained with another tokenizer than the recipe's data were written with: ids would mean other text. Tokenize the data with \
+             the model's tokenizer",
+            source.dir().display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses shards whose tokenizer has more ids than the model. Shards that do not say are found out when they are read.

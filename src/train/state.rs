@@ -1,11 +1,12 @@
 //! Everything that changes while training, tensor by tensor as a checkpoint names it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::checkpoint::{self, Checkpoint, Meta, TensorInfo};
-use crate::model::params::ParamId;
+use crate::model::params::{OptimKind, ParamId};
 use crate::model::{ModelConfig, ParamStore, ParamTable};
 use crate::optim::balance::{BalanceConfig, Balancer};
 use crate::optim::update::OptimizerState;
@@ -125,6 +126,25 @@ impl<B: Backend> TrainState<B> {
         }
     }
 
+    /// The numbers of all tensors of a state that is here as a whole, in the order of `tensors`.
+    pub fn views<'a>(&'a self, backend: &B) -> Result<Vec<Cow<'a, [f32]>>> {
+        let mut out = Vec::new();
+        for id in 0..self.table.specs.len() {
+            out.push(backend.view(&self.params[id])?);
+        }
+        for (id, spec) in self.table.specs.iter().enumerate() {
+            for (_, buf) in self.optimizer.moments[id].named() {
+                out.push(backend.view(buf)?);
+            }
+            if spec.optim == OptimKind::Balance {
+                let block = spec.block.context("balancing biases outside of a block")?;
+                let slots = self.balancer.config().rule.slots().len();
+                out.extend((0..slots).map(|slot| Cow::Borrowed(self.balancer.slot(block, slot))));
+            }
+        }
+        Ok(out)
+    }
+
     /// A tensor of a state that is spread over the ranks of `world`, whole at member 0 (empty at the others). All call it
     /// together, with weights that have arrived.
     pub fn collect(&self, backend: &B, world: &Group, name: &str) -> Result<Vec<f32>> {
@@ -172,6 +192,15 @@ impl<B: Backend> TrainState<B> {
         Ok(())
     }
 
+    /// Whether any of a tensor is here.
+    fn needs(&self, name: &str) -> Result<bool> {
+        let (id, part) = self.find(name)?;
+        Ok(match part {
+            Part::Weight => self.ownership.holds(id),
+            Part::Optimizer { .. } => self.table.specs[id].optim == OptimKind::Balance || self.ownership.num_rows(id) > 0,
+        })
+    }
+
     /// Step, tokens and counters, for a manifest.
     pub fn describe(&self, meta: &mut Meta) {
         (meta.step, meta.tokens_seen) = (self.step, self.tokens_seen);
@@ -182,13 +211,30 @@ impl<B: Backend> TrainState<B> {
 
     /// Takes everything from a checkpoint, which must hold exactly this state's tensors.
     pub fn load(&mut self, backend: &B, from: &Checkpoint) -> Result<()> {
+        self.load_all_but_step(backend, from)?;
+        (self.step, self.tokens_seen) = (from.meta().step, from.meta().tokens_seen);
+        Ok(())
+    }
+
+    /// Takes the weights of a checkpoint; what moves them stays as it is.
+    pub fn load_weights(&mut self, backend: &B, from: &Checkpoint) -> Result<()> {
+        for t in self.tensors().iter().filter(|t| checkpoint::split_opt_name(&t.name).is_none()) {
+            self.write(backend, &t.name, &from.read_shaped(&t.name, &t.shape)?)?;
+        }
+        Ok(())
+    }
+
+    /// Takes weights, optimizer and balancing from a checkpoint, but not how far its run had come.
+    pub fn load_all_but_step(&mut self, backend: &B, from: &Checkpoint) -> Result<()> {
         let tensors = self.tensors();
         from.expect(&tensors)?;
         for t in &tensors {
+            if !self.needs(&t.name)? {
+                continue;
+            }
             self.write(backend, &t.name, &from.read_shaped(&t.name, &t.shape)?)?;
         }
         let meta = from.meta();
-        (self.step, self.tokens_seen) = (meta.step, meta.tokens_seen);
         self.optimizer.updates = meta.get_u64(UPDATES)?;
         self.optimizer.router_updates = meta.get_u64(ROUTER_UPDATES)?;
         self.balancer.set_updates(meta.get_u64(BALANCE_UPDATES)?);
@@ -198,19 +244,9 @@ impl<B: Backend> TrainState<B> {
 
 /// Rows of a matrix that lie on several ranks, whole at member 0.
 fn gather_rows(world: &Group, [rows, cols]: [usize; 2], own: &[Range<usize>], values: &[f32]) -> Result<Vec<f32>> {
-    let n = world.size();
     let ranges: Vec<u64> = own.iter().flat_map(|r| [r.start as u64, r.end as u64]).collect();
-    let lens = world.all_gather_slices("sizes of a tensor's parts", &[ranges.len() as u64, values.len() as u64])?;
-    // All goes to member 0.
-    let counts = |field: usize| -> Vec<usize> {
-        (0..n * n).map(|i| if i % n == 0 { lens[i / n * 2 + field] as usize } else { 0 }).collect()
-    };
-    let total = |counts: &[usize]| if world.index() == 0 { counts.iter().sum() } else { 0 };
-    let (range_counts, value_counts) = (counts(0), counts(1));
-    let mut all_ranges = vec![0u64; total(&range_counts)];
-    let mut all_values = vec![0f32; total(&value_counts)];
-    world.all_to_all("rows of a tensor's parts", &range_counts, &ranges, &mut all_ranges)?;
-    world.all_to_all("a tensor's parts", &value_counts, values, &mut all_values)?;
+    let all_ranges = world.gather_to_first("rows of a tensor's parts", &ranges)?.concat();
+    let all_values = world.gather_to_first("a tensor's parts", values)?.concat();
     if world.index() != 0 {
         return Ok(Vec::new());
     }
@@ -223,4 +259,32 @@ fn gather_rows(world: &Group, [rows, cols]: [usize; 2], own: &[Range<usize>], va
         rest = after;
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::init::initial_values;
+    use crate::model::presets;
+    use crate::optim::balance::Rule;
+    use crate::tensor::backend::Precision;
+    use crate::tensor::cpu::Cpu;
+
+    #[test]
+    fn views_are_the_tensors_in_their_order() {
+        let (backend, model) = (Cpu::with_head(Precision::F32, Precision::F32), presets::demo_6m());
+        let table = ParamTable::new(&model);
+        let adamw = Rule::AdamW { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8 };
+        for rule in [adamw, Rule::Sign { step: 0.1 }, Rule::Pid { kp: 0.1, ki: 0.1, kd: 0.1 }] {
+            let balance = BalanceConfig { rule, warmup: 0, include_skip: false };
+            let values = |id| Ok(initial_values(&table.specs[id], &model, 3));
+            let state = TrainState::new(&backend, &model, &balance, values).unwrap();
+            let views = state.views(&backend).unwrap();
+            let tensors = state.tensors();
+            assert_eq!(views.len(), tensors.len());
+            for (tensor, view) in tensors.iter().zip(views) {
+                assert!(state.read(&backend, &tensor.name).unwrap() == *view, "{}", tensor.name);
+            }
+        }
+    }
 }

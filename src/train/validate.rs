@@ -1,5 +1,7 @@
 //! Loss and bits per byte on held-out shards.
 
+use std::ops::Range;
+
 use anyhow::Result;
 
 use super::engine::Engine;
@@ -8,7 +10,8 @@ use crate::data::ValidationSet;
 use crate::failpoint;
 use crate::model::ParamStore;
 use crate::parallel::Sharing;
-use crate::tensor::backend::Loss;
+use crate::tensor::Backend;
+use crate::tensor::backend::{Batch, Loss};
 
 /// Outcome of one pass over a held-out set.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,24 +54,50 @@ pub fn score<E: Engine>(
 ) -> Result<Option<Score>> {
     let set = &named.set;
     let windows = max_tokens.map_or(u64::MAX, |t| t / seq_len as u64).min(set.num_windows());
+    let mut loss = Loss::default();
+    // By the first window of each batch: added up in the order of the windows, whoever scored them.
+    let mut sums = vec![0.0; windows as usize];
+    let mut one = |first: u64, batch: &Batch| {
+        let part = engine.loss(params, batch, sharing.peers())?;
+        if let Some(sum) = sums.get_mut(first as usize) {
+            *sum += part.sum;
+        }
+        loss.count += part.count;
+        Ok(())
+    };
+    if !each_batch(sharing, windows, micro_batch, interrupted, &|windows| set.batch(windows), &mut one)? {
+        return Ok(None);
+    }
+    if let Some(mesh) = sharing.mesh() {
+        share_results(&mesh.world, &mut loss, &mut [])?;
+        mesh.world.all_reduce("losses of held-out windows", &mut sums)?;
+    }
+    loss.sum = sums.iter().sum();
+    Ok(Some(Score { name: named.name.clone(), loss, bytes_per_token: set.bytes_per_token() }))
+}
+
+/// Calls `one` with this rank's part of windows `0..windows` and the number of the first, `micro_batch` at a time. False when `interrupted` says so between two
+/// batches.
+pub fn each_batch<B: Backend>(
+    sharing: &dyn Sharing<B>,
+    windows: u64,
+    micro_batch: usize,
+    interrupted: &dyn Fn() -> bool,
+    make: &dyn Fn(Range<u64>) -> Result<Batch>,
+    one: &mut dyn FnMut(u64, &Batch) -> Result<()>,
+) -> Result<bool> {
     let mesh = sharing.mesh();
     let (world, replicas) = (mesh.map(|m| &m.world), mesh.map_or(1, |m| m.layout.replicas() as u64));
     let replica = mesh.map_or(0, |m| m.layout.replica_of(m.rank) as u64);
-    let mut loss = Loss::default();
     // All ranks take part in every round, the last ones of the last round without windows.
     for round in (0..windows).step_by(micro_batch * replicas as usize) {
+        mesh.iter().for_each(|mesh| mesh.comm.at(|place| (place.layer, place.phase) = (None, "validation")));
         if agree(world, interrupted())? {
-            return Ok(None);
+            return Ok(false);
         }
         failpoint::hit("eval")?;
         let first = (round + replica * micro_batch as u64).min(windows);
-        let batch = sharing.cut(&set.batch(first..(first + micro_batch as u64).min(windows))?)?;
-        let part = engine.loss(params, &batch, sharing.peers())?;
-        loss.sum += part.sum;
-        loss.count += part.count;
+        one(first, &sharing.cut(&make(first..(first + micro_batch as u64).min(windows))?)?)?;
     }
-    if let Some(world) = world {
-        share_results(world, &mut loss, &mut [])?;
-    }
-    Ok(Some(Score { name: named.name.clone(), loss, bytes_per_token: set.bytes_per_token() }))
+    Ok(true)
 }

@@ -247,3 +247,28 @@ fn what_cannot_be_measured_is_said() {
     refused(&["--recipe", "r.toml", "--set", "train.seqlen=4"], &["unknown key", "did you mean `train.seq_len`"]);
     refused(&["--recipe", "r.toml", "--backend", "candle"], &["leave --backend out"]);
 }
+
+#[test]
+fn a_checkpoint_is_measured_and_nothing_of_it_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("r.toml"), RECIPE).unwrap();
+    for more in [&[][..], &["--dir", "there"]] {
+        let args = [&["checkpoint", "--recipe", "r.toml", "--json", "-", "--threads", "2"], more].concat();
+        let (output, out, err) = bench(dir.path(), &args);
+        assert_eq!(output.status.code(), Some(0), "{err}");
+        assert!(err.contains("# A checkpoint of") && err.contains("of writing"), "{err}");
+        let report: Value = serde_json::from_str(&out).unwrap();
+        assert!(report.get("peaks").is_none());
+        let line = &report["checkpoint"];
+        assert!(number(line, "bytes") > 4.0 * 2.0 * VOCAB * D && number(line, "files") == 2.0);
+        for key in ["copy_s", "stall_s", "write_s", "save_s", "read_s", "load_s", "verify_s"] {
+            assert!(number(line, key) > 0.0, "{key}: {line}");
+        }
+        let left = |at: &Path| std::fs::read_dir(at).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count();
+        assert_eq!(left(dir.path()), if more.is_empty() { 0 } else { 1 });
+        assert!(more.is_empty() || left(&dir.path().join("there")) == 0);
+    }
+    let (output, _, err) = bench(dir.path(), &["checkpoint"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(err.contains("--recipe"), "{err}");
+}

@@ -171,3 +171,106 @@ fn a_malformed_zaya_fail_is_refused_at_the_start() {
     assert_eq!(out.status.code(), Some(2));
     assert!(text(&out.stderr).contains("did you mean `ckpt.before_manifest`?"), "{}", text(&out.stderr));
 }
+
+#[test]
+fn diff_says_in_what_two_checkpoints_differ() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    let tensors = run_dir(&run);
+    let before = snapshot(&run);
+    let path = |name: &str| place.path().join(name).display().to_string();
+    let (ten, twenty) = (path("run/ckpt/step-00000010"), path("run/ckpt/step-00000020"));
+    let diff = |a: &str, b: &str| {
+        let out = zaya(&["diff", a, b]);
+        (out.status.code(), text(&out.stdout))
+    };
+    // A run directory is its newest checkpoint; other row blocks are no difference.
+    assert_eq!(diff(&path("run"), &twenty).0, Some(0));
+    let small = SaveOptions { max_part_bytes: 64, max_file_bytes: 256, ..SaveOptions::default() };
+    let source = Checkpoint::open(Path::new(&twenty)).unwrap();
+    let options = checkpoint::repack::RepackOptions { save: small, ..Default::default() };
+    checkpoint::repack::repack(&source, Path::new(&path("small")), &options).unwrap();
+    let (code, out) = diff(&twenty, &path("small"));
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.ends_with(&format!("{} tensors compared, 0 differ or are in one only\nequal\n", tensors.len())), "{out}");
+
+    let (code, out) = diff(&ten, &twenty);
+    assert_eq!(code, Some(1), "{out}");
+    for piece in
+        ["step: A 10, B 20", "tokens seen: A 640, B 1280", &format!("{}: max abs 1.000e1, relative norm ", tensors[0].name)]
+    {
+        assert!(out.contains(piece), "no `{piece}` in {out}");
+    }
+    assert!(out.contains(&format!("{0} tensors compared, {0} differ", tensors.len())), "{out}");
+
+    // One number of one tensor, and a key of the recipe.
+    let mut meta = source.meta().clone();
+    meta.recipe = "[train]\nsteps = 7\n".into();
+    let read = |i: usize| -> anyhow::Result<Vec<f32>> {
+        let mut values = source.read(&tensors[i].name)?;
+        if i == 3 {
+            values[0] += 0.5;
+        }
+        Ok(values)
+    };
+    checkpoint::save(&place.path().join("other"), &meta, &tensors, &mut { read }, &SaveOptions::default()).unwrap();
+    let (code, out) = diff(&twenty, &path("other"));
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("recipe: B [train] steps = 7") && out.contains(&format!("{}: max abs 5.000e-1", tensors[3].name)),
+        "{out}"
+    );
+    assert!(out.contains("1 differ"), "{out}");
+
+    zaya(&["--from", &twenty, "--to", "zck", "--output", &path("weights"), "--weights-only", "--dtype", "bf16"]);
+    let (code, out) = diff(&twenty, &path("weights"));
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("only in A: opt/") && out.contains("F32 in A, BF16 in B") && out.contains("contents: A training, B weights"),
+        "{out}"
+    );
+    assert_eq!(zaya(&["diff", &ten, &path("nothing")]).status.code(), Some(2));
+    assert_eq!(snapshot(&run), before);
+}
+
+#[test]
+fn a_checkpoint_is_dealt_to_the_files_of_its_readers_and_merged_again() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    run_dir(&run);
+    let path = |name: &str| place.path().join(name).display().to_string();
+    let to = |from: &str, name: &str, readers: &str| {
+        let out = zaya(&["--from", from, "--to", "zck", "--output", &path(name), "--for", readers]);
+        (out.status.code(), text(&out.stdout) + &text(&out.stderr))
+    };
+    let (code, out) = to(&path("run"), "dealt", "dp=2,ep=2");
+    assert_eq!(code, Some(0), "{out}");
+    // Of weights and of optimizer state: what all have, and two places.
+    assert!(
+        out.contains("for 2 ranks (dp 2, cp 1, ep 2): a rank finds what it needs in 4 of 6 files; in the input it was in 2 of 2"),
+        "{out}"
+    );
+    let dealt = Checkpoint::open(Path::new(&path("dealt"))).unwrap();
+    dealt.verify().unwrap();
+    for file in &dealt.manifest().files {
+        let inside = dealt.manifest().entries.iter().filter(|e| e.parts.iter().any(|p| p.file == file.name));
+        let experts: std::collections::BTreeSet<Option<&str>> =
+            inside.map(|e| e.name.split("experts.").nth(1).map(|rest| rest.split('.').next().unwrap())).collect();
+        assert_eq!(experts.len(), 1, "{} {experts:?}", file.name);
+    }
+    assert_eq!(zaya(&["diff", &path("run"), &path("dealt")]).status.code(), Some(0));
+    assert_eq!(to(&path("dealt"), "merged", "dp=1").0, Some(0));
+    for file in ["weights-00000.safetensors", "optimizer-00000.safetensors"] {
+        let read = |name: &str| fs::read(place.path().join(name).join(file)).unwrap();
+        assert_eq!(read("merged"), read("run/ckpt/step-00000020"), "{file}");
+    }
+    for (readers, why) in
+        [("dp=3,ep=2", "does not divide"), ("dp=4,ep=4", "the model has 2 experts"), ("tp=2", "expected dp, cp and ep")]
+    {
+        let (code, out) = to(&path("run"), "no", readers);
+        assert_eq!(code, Some(2), "{out}");
+        assert!(out.contains(why), "{out}");
+    }
+    let out = zaya(&["--from", &path("run"), "--to", "hf", "--output", &path("no"), "--for", "dp=1"]);
+    assert_eq!(out.status.code(), Some(2));
+}

@@ -21,6 +21,7 @@ mod scratch;
 #[cfg(test)]
 mod test_support;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -163,6 +164,10 @@ impl Backend for Cpu {
 
     fn download(&self, buf: &Buf) -> Result<Vec<f32>> {
         Ok(if self.is_planning() { vec![0.0; len(buf)] } else { buf.data().to_vec() })
+    }
+
+    fn view<'a>(&self, buf: &'a Buf) -> Result<Cow<'a, [f32]>> {
+        if self.is_planning() { self.download(buf).map(Cow::Owned) } else { Ok(Cow::Borrowed(buf.data())) }
     }
 
     fn shape(&self, buf: &Buf) -> [usize; 2] {

@@ -16,6 +16,12 @@ pub fn pool(threads: Option<usize>) -> Result<ThreadPool> {
     ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build().context("starting the threads")
 }
 
+/// As `pool`; the threads' names begin with `name`.
+pub fn pool_named(threads: Option<usize>, name: String) -> Result<ThreadPool> {
+    let named = move |i| format!("{name}, thread {i}");
+    ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).thread_name(named).build().context("starting the threads")
+}
+
 /// Threads that tasks run on.
 pub fn threads() -> usize {
     rayon::current_num_threads()

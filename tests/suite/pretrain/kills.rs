@@ -11,28 +11,39 @@ fn assert_killed(done: &Done, what: &str) {
 
 #[test]
 fn at_every_step() {
-    let lab = Lab::new();
+    Lab::both().iter().for_each(at_every_step_in);
+}
+
+fn at_every_step_in(lab: &Lab) {
     lab.reference("whole", &[]);
     for k in 0..8 {
         // Every third step is saved, so the kill costs up to two steps, which are made again.
         let run = format!("killed-{k}");
         let args = ["--set", "checkpoint.every=3"];
         assert_killed(&lab.run_failing(&run, &format!("step:kill@{k}"), &args), &run);
-        assert_eq!(lab.steps(&run).first().copied(), (k >= 3).then_some(k / 3 * 3));
-        let from = if k < 3 { "holds no checkpoint yet".into() } else { format!("resuming at step {}", k / 3 * 3) };
+        let newest = lab.steps(&run).first().copied();
+        let due = (k >= 3).then_some(k / 3 * 3);
+        // The kill may come before the last one is written.
+        let before = due.and_then(|step: u64| step.checked_sub(3)).filter(|step| *step > 0);
+        assert!(newest == due || lab.background == Some(true) && newest == before, "{newest:?} at {k}");
+        let from = newest.map_or("holds no checkpoint yet".into(), |step| format!("resuming at step {step}"));
         lab.run(&run, &["--resume", "--set", "checkpoint.every=3"]).expect(0).says(&[&from]);
         lab.assert_same_run("whole", &run);
     }
     // In the middle of a step: the third micro-batch is the first of step 2.
     assert_killed(&lab.run_failing("middle", "micro_batch:kill@4", &[]), "middle");
-    assert_eq!(lab.steps("middle"), [1]);
+    let steps = lab.steps("middle");
+    assert!(steps == [1] || lab.background == Some(true) && steps.is_empty(), "{steps:?}");
     lab.run("middle", &["--resume"]).expect(0);
     lab.assert_same_run("whole", "middle");
 }
 
 #[test]
 fn at_every_point_of_a_save() {
-    let lab = Lab::new();
+    Lab::both().iter().for_each(at_every_point_of_a_save_in);
+}
+
+fn at_every_point_of_a_save_in(lab: &Lab) {
     let retain = ["--set", "checkpoint.keep_last=2"];
     lab.reference("whole", &retain);
     assert_eq!(lab.steps("whole"), [8, 7]);
@@ -67,7 +78,10 @@ fn at_every_point_of_a_save() {
 
 #[test]
 fn at_random_times_until_it_is_done() {
-    let lab = Lab::new();
+    Lab::both().iter().for_each(at_random_times_until_it_is_done_in);
+}
+
+fn at_random_times_until_it_is_done_in(lab: &Lab) {
     let args = ["--resume", "--set", "checkpoint.keep_last=2", "--set", "train.steps=12"];
     lab.reference("whole", &args);
     let mut random = Random(2024);

@@ -1,6 +1,8 @@
 //! `zaya pretrain`, the program itself, on a tiny model: runs, stops, kills, resumes, refusals.
 
+mod background;
 mod damage;
+mod extend;
 mod kills;
 mod numbers;
 mod profile;
@@ -9,6 +11,7 @@ mod refusals;
 mod resume;
 mod run_dir;
 mod signals;
+mod stages;
 mod two_processes;
 
 use std::collections::BTreeMap;
@@ -28,7 +31,7 @@ use zaya::recipe::{self, Recipe};
 /// Fields that hold times, or follow from one: they alone may differ between equal runs.
 const TIMES: [&str; 5] = ["tokens_per_s", "step_time_s", "data_time_s", "mfu", "unix_time"];
 /// Such fields of runs on several ranks.
-const WAITS: [&str; 2] = ["gradient_wait_s", "weight_wait_s"];
+const WAITS: [&str; 3] = ["gradient_wait_s", "weight_wait_s", "operations_s"];
 
 /// The program under test.
 fn zaya() -> Command {
@@ -82,6 +85,8 @@ every = 1
 /// A folder with a recipe and its data; runs live in it side by side.
 struct Lab {
     dir: TempDir,
+    /// `checkpoint.async`; None = as the recipe says.
+    background: Option<bool>,
 }
 
 /// How a process ended.
@@ -163,8 +168,13 @@ impl Lab {
         Self::with(RECIPE)
     }
 
+    /// Two of them: checkpoints are written while training waits, and while it goes on.
+    fn both() -> [Self; 2] {
+        [false, true].map(|background| Self { background: Some(background), ..Self::new() })
+    }
+
     fn with(recipe: &str) -> Self {
-        let lab = Self { dir: tempfile::tempdir().unwrap() };
+        let lab = Self { dir: tempfile::tempdir().unwrap(), background: None };
         fs::write(lab.path("r.toml"), recipe).unwrap();
         write_shard(&lab.path("a"), 6, 1, 64);
         write_shard(&lab.path("b"), 4, 2, 64);
@@ -180,7 +190,11 @@ impl Lab {
     fn command(&self, run: &str, args: &[&str]) -> Command {
         let mut command = zaya();
         command.arg("pretrain").arg("--recipe").arg(self.path("r.toml"));
-        command.arg("--set").arg(format!("run.dir={run}")).args(args);
+        command.arg("--set").arg(format!("run.dir={run}"));
+        if let Some(background) = self.background {
+            command.arg("--set").arg(format!("checkpoint.async={background}"));
+        }
+        command.args(args);
         command
     }
 

@@ -31,7 +31,10 @@ fn in_pieces(recipe: &str, args: &[&str]) {
 
 #[test]
 fn at_every_step() {
-    let lab = Lab::new();
+    Lab::both().iter().for_each(at_every_step_in);
+}
+
+fn at_every_step_in(lab: &Lab) {
     lab.reference("whole", &[]);
     for k in 0..=8 {
         let (run, stop) = (format!("stopped-{k}"), k.to_string());

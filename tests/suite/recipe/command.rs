@@ -106,7 +106,7 @@ fn bad_recipes_and_arguments_exit_with_2() {
     for args in [["--threads", "0"], ["--time-limit", "30"], ["--init-from", "dir"], ["--stop-at", "-1"], ["--backend", "gpu"]] {
         assert_eq!(dry_run(&path, &args).0.status.code(), Some(2), "{args:?}");
     }
-    // Several stages are planned, and not yet trained.
+    // Several stages are planned one by one, and summed up.
     std::fs::write(&path, format!("{SMALL}{STAGES}")).unwrap();
     let (output, out, _) = dry_run(&path, &[]);
     assert_eq!(output.status.code(), Some(0));

@@ -56,7 +56,7 @@ fn damaged_files_never_panic() {
     let text = std::fs::read(root("tests/fixtures/recipe/complete.toml")).unwrap();
     let pieces: [&[u8]; 12] = [b"\n", b"[", b"]]", b"=", b"\"", b"{", b".", b"-", b"\xc3", b"9999999999", b"0.0", b"[stages]\n"];
     let (mut good, mut bad) = (0, 0);
-    for _ in 0..600 {
+    for _ in 0..900 {
         let mut bytes = text.clone();
         for _ in 0..1 + random(3) {
             let at = random(bytes.len());
