@@ -1,5 +1,6 @@
 //! Errors a user can cause, told apart from failures of the machine: the exit code depends on it.
 
+use std::any::Any;
 use std::fmt;
 
 /// Exit codes of every subcommand, documented in the README.
@@ -36,6 +37,12 @@ pub fn bad_input(text: impl Into<String>) -> anyhow::Error {
 /// Exit code that an error stands for.
 pub fn exit_code_of(error: &anyhow::Error) -> u8 {
     if error.chain().any(|e| e.is::<BadInput>()) { exit_code::BAD_INPUT } else { exit_code::FAILURE }
+}
+
+/// What a panic said; "" when it was no text.
+pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default()
 }
 
 /// " (did you mean `x`?)" when one of `candidates` is close to `word`, else "".

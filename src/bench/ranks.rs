@@ -93,7 +93,7 @@ pub fn measure(recipe: &Recipe, ranks: usize, threads: usize, seconds: f64) -> R
         let body = move |asked, tell: &Sender<Outcome>| {
             par::pool(Some(threads))?.install(|| {
                 let alone = Alone::new(&ParamTable::new(&recipe.model));
-                steps(&recipe, &alone, Layout::SINGLE, None, asked, tell)
+                steps(&recipe, &alone, None, asked, tell)
             })
         };
         [Worker::start("one-rank".into(), body)?]
@@ -108,7 +108,7 @@ pub fn measure(recipe: &Recipe, ranks: usize, threads: usize, seconds: f64) -> R
                     let mesh = Arc::new(Mesh::new(layout, comm));
                     let bucket_bytes = (recipe.parallel.bucket_mib << 20) as usize;
                     let together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
-                    steps(&recipe, &together, layout, Some((layout, cutting)), asked, tell)
+                    steps(&recipe, &together, Some((layout, cutting)), asked, tell)
                 })
             };
             Worker::start(name, body)
@@ -147,14 +147,13 @@ pub fn measure(recipe: &Recipe, ranks: usize, threads: usize, seconds: f64) -> R
 fn steps(
     recipe: &Recipe,
     sharing: &dyn Sharing<Cpu>,
-    layout: Layout,
     shared: Option<(Layout, Cutting)>,
     asked: Receiver<u64>,
     tell: &Sender<Outcome>,
 ) -> Result<()> {
     let (model, train) = (&recipe.model, &recipe.train);
     let table = ParamTable::new(model);
-    let rank = sharing.mesh().map_or(0, |mesh| mesh.rank);
+    let (layout, rank) = sharing.place();
     let shares = layout.micro_batches(rank, train.sequences_per_step() as usize, train.micro_batch);
     let first = shares.first().map_or(0, |s| s.len());
     let rows = first * shared.map_or(train.seq_len, |(_, cutting)| cutting.chunk() * cutting.per_rank());

@@ -213,6 +213,19 @@ impl Builder {
 }
 
 impl ParamTable {
+    /// In what the parameters of another model differ from these, the recipe's, in words; None when they do not.
+    pub fn difference_from(&self, theirs: &Self) -> Option<String> {
+        let shapes = |t: &Self| t.specs.iter().map(|s| (s.name.clone(), s.shape.clone())).collect::<Vec<_>>();
+        let (theirs, ours) = (shapes(theirs), shapes(self));
+        if theirs == ours {
+            return None;
+        }
+        Some(match theirs.iter().zip(&ours).find(|(a, b)| a != b) {
+            Some(((name, a), (other, b))) if name == other => format!("`{name}` is {a:?} there and {b:?} in the recipe"),
+            _ => format!("it has {} parameter tensors, the recipe's model {}", theirs.len(), ours.len()),
+        })
+    }
+
     pub fn new(cfg: &ModelConfig) -> Self {
         use Init::*;
         use OptimKind::*;

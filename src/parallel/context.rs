@@ -11,6 +11,7 @@ use super::mesh::Mesh;
 use crate::error::bad_input;
 use crate::model::peers::ContextPeers;
 use crate::tensor::backend::{Backend, Batch, CcaIn, Chunks, Halo};
+use crate::tensor::cpu::elementwise::add;
 use crate::tensor::cpu::{Buf, Cpu, Rows};
 
 /// Rows before a chunk that its first rows look at.
@@ -156,6 +157,13 @@ impl Widths {
     fn halo(&self) -> usize {
         HALO * (self.q + self.k) + self.half
     }
+
+    /// Queries, keys and delayed values of sequence `s` in the parcel of a chunk.
+    fn parts<'a>(&self, parcel: &'a [f32], s: usize) -> [&'a [f32]; 3] {
+        let (q, rest) = parcel[s * self.halo()..(s + 1) * self.halo()].split_at(HALO * self.q);
+        let (k, v) = rest.split_at(HALO * self.k);
+        [q, k, v]
+    }
 }
 
 impl Context {
@@ -241,8 +249,7 @@ impl ContextPeers<Cpu> for Context {
         }
         let came = self.over_borders("halo of chunks", parcels, 1)?;
         for (i, (s, own)) in self.chunk_places(rows).enumerate() {
-            let (q, rest) = came[own][s * w.halo()..(s + 1) * w.halo()].split_at(HALO * w.q);
-            let (k, v) = rest.split_at(HALO * w.k);
+            let [q, k, v] = w.parts(&came[own], s);
             halo.q.data_mut()[i * q.len()..][..q.len()].copy_from_slice(q);
             halo.k.data_mut()[i * k.len()..][..k.len()].copy_from_slice(k);
             halo.v_delayed.data_mut()[i * v.len()..][..v.len()].copy_from_slice(v);
@@ -263,8 +270,7 @@ impl ContextPeers<Cpu> for Context {
         }
         let came = self.over_borders("gradients of halos", parcels, -1)?;
         for (i, (s, own)) in self.chunk_places(rows).enumerate() {
-            let (q, rest) = came[own][s * w.halo()..(s + 1) * w.halo()].split_at(HALO * w.q);
-            let (k, v) = rest.split_at(HALO * w.k);
+            let [q, k, v] = w.parts(&came[own], s);
             let end = (i + 1) * len;
             add(&mut d.q.data_mut()[(end - HALO) * w.q..end * w.q], q);
             add(&mut d.k.data_mut()[(end - HALO) * w.k..end * w.k], k);
@@ -316,10 +322,6 @@ impl ContextPeers<Cpu> for Context {
         own_v.data_mut().copy_from_slice(v);
         Ok((own_k, own_v))
     }
-}
-
-fn add(to: &mut [f32], x: &[f32]) {
-    to.iter_mut().zip(x).for_each(|(to, x)| *to += x);
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Buckets on their way: gradients to the ranks that own them while the backward still runs, updated weights back to all while
 //! the next forward already runs. On the host's buffers.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use anyhow::Result;
 use super::background::{Background, Pending};
 use super::group::Group;
 use super::mesh::Mesh;
-use super::zero::{Bucket, Ownership, Shared};
+use super::zero::{Bucket, Shared};
 use crate::model::params::ParamId;
 use crate::model::peers::{Stage, Stages};
 use crate::model::{ParamStore, ParamTable};
@@ -46,7 +46,7 @@ pub struct Exchange {
     cols: Vec<usize>,
     num_blocks: usize,
     /// Whether gradients that become complete are to be reduced: they are in the last micro-batch.
-    reducing: RefCell<bool>,
+    reducing: Cell<bool>,
     flight: RefCell<Flight>,
 }
 
@@ -67,13 +67,13 @@ impl Exchange {
             buckets,
             cols: table.specs.iter().map(|s| s.matrix_shape()[1]).collect(),
             num_blocks: table.blocks.len(),
-            reducing: RefCell::new(false),
+            reducing: Cell::new(false),
             flight: RefCell::new(flight),
         })
     }
 
     pub fn set_reducing(&self, reducing: bool) {
-        *self.reducing.borrow_mut() = reducing;
+        self.reducing.set(reducing);
     }
 
     /// Time stood still since this was asked last.
@@ -82,7 +82,8 @@ impl Exchange {
         Waits { operations: self.mesh.comm.take_spent(), ..waits }
     }
 
-    fn group(&self, bucket: &Bucket) -> Arc<Group> {
+    /// The ranks that share a bucket.
+    pub fn group(&self, bucket: &Bucket) -> Arc<Group> {
         match bucket.shared {
             Shared::World => self.mesh.background_world.clone(),
             Shared::ExpertData => self.mesh.background_expert_data.clone(),
@@ -185,7 +186,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits for the weights that the forward of block `block` reads (None: those outside of blocks), and all that come before.
+    /// Waits for the weights of the buckets of stage `from_stage` and of those after it, which the forward reads earlier.
     fn arrived(&self, from_stage: usize, params: &ParamStore<Cpu>) -> Result<()> {
         let mut flight = self.flight.borrow_mut();
         let flight = &mut *flight;
@@ -237,7 +238,7 @@ impl Stages<Cpu> for Exchange {
             Stage::Backward(block) => self.num_blocks - 1 - block,
             Stage::Complete => self.num_blocks,
         };
-        let Some(grads) = grads.filter(|_| *self.reducing.borrow()) else { return Ok(()) };
+        let Some(grads) = grads.filter(|_| self.reducing.get()) else { return Ok(()) };
         let mut flight = self.flight.borrow_mut();
         for (i, bucket) in self.buckets.iter().enumerate() {
             if bucket.stage <= done && flight.gradients[i].is_none() && flight.buffers[i].is_some() {
@@ -246,12 +247,4 @@ impl Stages<Cpu> for Exchange {
         }
         Ok(())
     }
-}
-
-/// What a rank owns, when its buckets are these.
-pub fn plan(table: &ParamTable, mesh: &Mesh, num_experts: usize, bucket_bytes: usize) -> (Vec<Bucket>, Ownership) {
-    let division = super::zero::Division::new(table, mesh.layout, num_experts);
-    let buckets = division.buckets(table, mesh.rank, bucket_bytes);
-    let ownership = division.ownership(table, mesh.rank, &buckets);
-    (buckets, ownership)
 }

@@ -128,34 +128,34 @@ impl ExpertPeers<Cpu> for Experts {
         let mut come = vec![[0; 2]; backend.shape(&arrived)[0]];
         self.mesh.experts.all_to_all("all-to-all of token numbers", &counts, &notes, &mut come)?;
 
-        let mut out_here = backend.matrix(come.len(), width)?;
-        let mut parts = Vec::new();
-        let mut at = 0;
+        let sources: Vec<usize> = (0..n).collect();
+        let apart = sources.chunks(if self.leaves.is_some() { 1 } else { n });
+        let lens: Vec<usize> = apart.clone().map(|from| from.iter().map(|from| counts[from * n + self.place()]).sum()).collect();
         let members = self.mesh.experts.members();
-        let together = if self.leaves.is_some() { 1 } else { n };
-        for sources in (0..n).collect::<Vec<_>>().chunks(together) {
-            let part = at..at + sources.iter().map(|from| counts[from * n + self.place()]).sum::<usize>();
-            let mut keys = Vec::with_capacity(part.len());
+        let (mut parts, mut outs) = (Vec::with_capacity(lens.len()), Vec::with_capacity(lens.len()));
+        let mut rest = &come[..];
+        for (sources, h) in apart.zip(cut_rows(backend, arrived, &lens)?) {
+            let (notes, after) = rest.split_at(backend.shape(&h)[0]);
+            rest = after;
+            let mut keys = Vec::with_capacity(notes.len());
             for from in sources {
                 let replica = self.mesh.layout.replica_of(members[*from]);
                 for (local, e) in self.local().enumerate() {
                     for _ in 0..by_expert[from * self.num_experts + e] {
-                        keys.push((local as u32, replica, come[part.start + keys.len()][0]));
+                        keys.push((local as u32, replica, notes[keys.len()][0]));
                     }
                 }
             }
-            let mut order: Vec<u32> = (0..part.len() as u32).collect();
+            let mut order: Vec<u32> = (0..notes.len() as u32).collect();
             order.sort_unstable_by_key(|i| keys[*i as usize]);
             let choice: Vec<u32> = keys.iter().map(|(local, ..)| *local).collect();
-            let prob = come[part.clone()].iter().map(|[_, prob]| f32::from_bits(*prob));
+            let prob = notes.iter().map(|[_, prob]| f32::from_bits(*prob));
             let routing = Routing::given(backend, &choice, prob, &order, self.local().len())?;
-            let h = cut_rows(backend, &arrived, part.clone())?;
             let (out, saved) = backend.expert_ffn(&h, &routing, experts, SkipMode::Zero)?;
-            out_here.data_mut()[part.start * width..part.end * width].copy_from_slice(out.data());
+            outs.push(out);
             parts.push(Arrived { h, routing, saved });
-            at = part.end;
         }
-        drop(arrived);
+        let out_here = join_rows(backend, outs, width)?;
         let back = self.send_back("all-to-all of experts' outputs", backend, &counts, &out_here)?;
         drop(out_here);
         let mut out = backend.matrix(tokens, width)?;
@@ -186,23 +186,19 @@ impl ExpertPeers<Cpu> for Experts {
         }
         let order = self.sent(routing);
         let arrived = self.send("all-to-all of output gradients", backend, &saved.counts, order, dy)?;
-        let come = backend.shape(&arrived)[0];
-        let (mut dh_here, mut d_prob_here) = (backend.matrix(come, width)?, backend.matrix(come, 1)?);
+        let lens: Vec<usize> = saved.parts.iter().map(|p| backend.shape(&p.h)[0]).collect();
+        let (mut dh_here, mut d_prob_here) = (Vec::with_capacity(lens.len()), Vec::with_capacity(lens.len()));
         let mut leaves = self.leaves.as_ref().map(|leaves| leaves.borrow_mut());
-        let mut at = 0;
-        for (source, p) in saved.parts.iter().enumerate() {
-            let part = at..at + backend.shape(&p.h)[0];
+        for (source, (p, dy)) in saved.parts.iter().zip(cut_rows(backend, arrived, &lens)?).enumerate() {
             let g = match &mut leaves {
                 Some(leaves) => leaves[source].range_mut(first, experts.len()),
                 None => grads.range_mut(first, experts.len()),
             };
-            let dy = cut_rows(backend, &arrived, part.clone())?;
             let (dh, d_prob) = backend.expert_ffn_backward(&p.h, &p.routing, experts, SkipMode::Zero, &p.saved, &dy, g)?;
-            dh_here.data_mut()[part.start * width..part.end * width].copy_from_slice(dh.data());
-            d_prob_here.data_mut()[part.clone()].copy_from_slice(d_prob.data());
-            at = part.end;
+            dh_here.push(dh);
+            d_prob_here.push(d_prob);
         }
-        drop(arrived);
+        let (dh_here, d_prob_here) = (join_rows(backend, dh_here, width)?, join_rows(backend, d_prob_here, 1)?);
         let dh_back = self.send_back("all-to-all of token gradients", backend, &saved.counts, &dh_here)?;
         let d_prob_back = self.send_back("all-to-all of probability gradients", backend, &saved.counts, &d_prob_here)?;
         let (mut dh, mut d_prob) = (backend.matrix(tokens, width)?, backend.matrix(tokens, 1)?);
@@ -230,10 +226,34 @@ impl Experts {
     }
 }
 
-/// Some rows of a matrix, as one of their own.
-fn cut_rows(backend: &Cpu, x: &Buf, rows: Range<usize>) -> Result<Buf> {
-    let width = backend.shape(x)[1];
-    let mut out = backend.matrix(rows.len(), width)?;
-    out.data_mut().copy_from_slice(&x.data()[rows.start * width..rows.end * width]);
+/// Rows of a matrix in parts of these lengths; a single part is the matrix itself.
+fn cut_rows(backend: &Cpu, x: Buf, lens: &[usize]) -> Result<Vec<Buf>> {
+    if lens.len() == 1 {
+        return Ok(vec![x]);
+    }
+    let width = backend.shape(&x)[1];
+    let mut rest = x.data();
+    let mut cut = |len: usize| {
+        let mut out = backend.matrix(len, width)?;
+        let (part, after) = rest.split_at(len * width);
+        rest = after;
+        out.data_mut().copy_from_slice(part);
+        Ok(out)
+    };
+    lens.iter().map(|len| cut(*len)).collect()
+}
+
+/// The reverse of `cut_rows`.
+fn join_rows(backend: &Cpu, mut parts: Vec<Buf>, width: usize) -> Result<Buf> {
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
+    }
+    let mut out = backend.matrix(parts.iter().map(|p| backend.shape(p)[0]).sum(), width)?;
+    let mut rest = out.data_mut();
+    for part in &parts {
+        let (place, after) = rest.split_at_mut(part.data().len());
+        place.copy_from_slice(part.data());
+        rest = after;
+    }
     Ok(out)
 }

@@ -156,6 +156,14 @@ impl Group {
         ((0..per_node).map(|l| node * per_node + l).collect(), (0..nodes).map(|n| n * per_node + local).collect())
     }
 
+    /// Two-stage form: the members of the own node, each with the pieces of its whole rail, and those of the own rail, each with its own.
+    #[allow(clippy::type_complexity)]
+    fn routes(&self, per_node: usize) -> (Vec<(usize, Vec<usize>)>, Vec<(usize, Vec<usize>)>) {
+        let (node, rail) = self.node_and_rail(per_node);
+        let rail_of = |m: usize| (0..self.size()).filter(|other| other % per_node == m % per_node).collect();
+        (node.into_iter().map(|m| (m, rail_of(m))).collect(), rail.into_iter().map(|m| (m, vec![m])).collect())
+    }
+
     /// Sums `data` of all members; piece i, `pieces[i]`, of the sum ends at member i. The rest of `data` is then of no use.
     /// Pieces do not overlap and are the same at every member.
     pub fn reduce_scatter<T: Number>(&self, name: &'static str, data: &mut [T], pieces: &[Range<usize>]) -> Result<()> {
@@ -167,12 +175,8 @@ impl Group {
             let to: Vec<(usize, Vec<usize>)> = (0..self.size()).map(|m| (m, vec![m])).collect();
             return self.reduce_to(&self.op(name)?, data, pieces, &to);
         };
-        let (node, rail) = self.node_and_rail(per_node);
-        // In the node, a member collects the pieces of all of its rail.
-        let rail_of = |m: usize| (0..self.size()).filter(|other| other % per_node == m % per_node).collect();
-        let inside: Vec<(usize, Vec<usize>)> = node.iter().map(|m| (*m, rail_of(*m))).collect();
+        let (inside, across) = self.routes(per_node);
         self.reduce_to(&self.op(name)?, data, pieces, &inside)?;
-        let across: Vec<(usize, Vec<usize>)> = rail.iter().map(|m| (*m, vec![*m])).collect();
         self.reduce_to(&self.op(name)?, data, pieces, &across)
     }
 
@@ -231,11 +235,8 @@ impl Group {
             let from: Vec<(usize, Vec<usize>)> = (0..self.size()).map(|m| (m, vec![m])).collect();
             return self.gather_from(&self.op(name)?, data, pieces, &from);
         };
-        let (node, rail) = self.node_and_rail(per_node);
-        let across: Vec<(usize, Vec<usize>)> = rail.iter().map(|m| (*m, vec![*m])).collect();
+        let (inside, across) = self.routes(per_node);
         self.gather_from(&self.op(name)?, data, pieces, &across)?;
-        let rail_of = |m: usize| (0..self.size()).filter(|other| other % per_node == m % per_node).collect();
-        let inside: Vec<(usize, Vec<usize>)> = node.iter().map(|m| (*m, rail_of(*m))).collect();
         self.gather_from(&self.op(name)?, data, pieces, &inside)
     }
 
@@ -262,9 +263,7 @@ impl Group {
 
     /// One value of each member, in order, at every one.
     pub fn all_gather_values<T: Pod>(&self, name: &'static str, own: T) -> Result<Vec<T>> {
-        let mut all = vec![own; self.size()];
-        self.all_gather(name, &mut all, &even_pieces(self.size(), self.size()))?;
-        Ok(all)
+        self.all_gather_slices(name, &[own])
     }
 
     /// Lists of the same length of each member, one after the other, at every one.

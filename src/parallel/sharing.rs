@@ -1,12 +1,14 @@
 //! How the ranks of a mesh share one training step: who is asked for what, and where gradients and weights go.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use anyhow::Result;
 
 use super::exchange::Waits;
 use super::forest::Forest;
-use super::mesh::Mesh;
+use super::mesh::{Layout, Mesh};
+use super::transport::Place;
 use super::zero::Ownership;
 use crate::model::peers::Peers;
 use crate::model::{ParamStore, ParamTable};
@@ -20,8 +22,20 @@ pub trait Sharing<B: Backend> {
 
     fn ownership(&self) -> &Ownership;
 
+    /// Sizes of the mesh, and which of its ranks this is.
+    fn place(&self) -> (Layout, usize) {
+        self.mesh().map_or((Layout::SINGLE, 0), |mesh| (mesh.layout, mesh.rank))
+    }
+
+    /// Says where the rank is from now on, for messages: in `phase` of step `step`, counted from 1.
+    fn at(&self, step: u64, phase: &'static str) {
+        if let Some(mesh) = self.mesh() {
+            mesh.comm.at(|place| *place = Place { step, layer: None, phase });
+        }
+    }
+
     /// This rank's part of whole sequences.
-    fn cut(&self, batch: &Batch) -> Result<Batch>;
+    fn cut<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>>;
 
     /// For passes over a micro-batch that complete no gradients.
     fn peers(&self) -> Peers<'_, B>;
@@ -74,8 +88,8 @@ impl<B: Backend> Sharing<B> for Alone<B> {
         &self.ownership
     }
 
-    fn cut(&self, batch: &Batch) -> Result<Batch> {
-        Ok(batch.clone())
+    fn cut<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>> {
+        Ok(Cow::Borrowed(batch))
     }
 
     fn peers(&self) -> Peers<'_, B> {

@@ -1,18 +1,19 @@
 //! A rank of several, on the host's buffers: all of a mesh's parts put together.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use anyhow::Result;
 
 use super::context::{Context, Cutting};
-use super::exchange::{Exchange, Waits, plan};
+use super::exchange::{Exchange, Waits};
 use super::experts::Experts;
 use super::forest::{self, Forest};
 use super::group::even_pieces;
 use super::mesh::{Layout, Mesh};
 use super::sharing::Sharing;
-use super::zero::{Ownership, Shared};
+use super::zero::{self, Ownership, Shared};
 use crate::error::bad_input;
 use crate::model::peers::{ContextPeers, ExpertPeers, Peers};
 use crate::model::{ModelConfig, ParamStore, ParamTable};
@@ -41,7 +42,7 @@ struct BySequence {
 impl Together {
     pub fn new(mesh: Arc<Mesh>, model: &ModelConfig, cutting: Cutting, bucket_bytes: usize) -> Result<Self> {
         let table = ParamTable::new(model);
-        let (buckets, ownership) = plan(&table, &mesh, model.num_experts, bucket_bytes);
+        let (buckets, ownership) = zero::plan(&table, mesh.layout, model.num_experts, mesh.rank, bucket_bytes);
         let layout = mesh.layout;
         Ok(Self {
             context: (layout.cp > 1).then(|| Context::new(mesh.clone(), cutting)),
@@ -82,9 +83,10 @@ impl Together {
     fn reduce_trees(&self, by: &BySequence, grads: &mut ParamStore<Cpu>) -> Result<()> {
         let (world, experts) = (by.world.take(), by.experts.take());
         for bucket in self.exchange.buckets() {
-            let (group, forest) = match bucket.shared {
-                Shared::World => (&self.mesh.background_world, &world),
-                Shared::ExpertData => (&self.mesh.background_expert_data, &experts),
+            let group = self.exchange.group(bucket);
+            let forest = match bucket.shared {
+                Shared::World => &world,
+                Shared::ExpertData => &experts,
             };
             let of_member = |m: &usize| forest::starts(self.sequences_of(*m, by.sequences, bucket.shared).into_iter());
             let starts: Vec<Vec<usize>> = group.members().iter().map(of_member).collect();
@@ -116,10 +118,10 @@ impl Sharing<Cpu> for Together {
         &self.ownership
     }
 
-    fn cut(&self, batch: &Batch) -> Result<Batch> {
+    fn cut<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>> {
         match &self.context {
-            Some(_) => self.cutting.cut(batch, self.mesh.context.index()),
-            None => Ok(batch.clone()),
+            Some(_) => self.cutting.cut(batch, self.mesh.context.index()).map(Cow::Owned),
+            None => Ok(Cow::Borrowed(batch)),
         }
     }
 

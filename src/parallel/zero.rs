@@ -144,6 +144,14 @@ impl Division {
         (0..self.layout.world).filter(move |rank| place.is_none_or(|place| rank % ep == place))
     }
 
+    /// Ranks that share buckets of a kind with `rank`.
+    fn members(&self, shared: Shared, rank: usize) -> Vec<usize> {
+        match shared {
+            Shared::World => (0..self.layout.world).collect(),
+            Shared::ExpertData => self.layout.expert_data_group(rank),
+        }
+    }
+
     fn place_of_expert(&self, expert: usize) -> usize {
         let pieces = even_pieces(self.num_experts, self.layout.ep);
         pieces.iter().position(|p| p.contains(&expert)).expect("pieces cover all experts")
@@ -161,12 +169,11 @@ impl Division {
         order.sort_by_key(|id| (stage(*id), *id));
         let mut open: [(Vec<Unit>, usize); 2] = Default::default();
         let mut buckets = Vec::new();
-        let members = [(0..self.layout.world).collect(), self.layout.expert_data_group(rank)];
         let mut close = |kind: usize, units: &mut Vec<Unit>| {
             if !units.is_empty() {
                 let shared = [Shared::World, Shared::ExpertData][kind];
                 let stage = units.iter().map(|u| stage(u.param)).max().unwrap_or(last);
-                buckets.push(self.bucket(table, shared, &members[kind], std::mem::take(units), stage));
+                buckets.push(self.bucket(table, shared, &self.members(shared, rank), std::mem::take(units), stage));
             }
         };
         for id in order {
@@ -225,11 +232,8 @@ impl Division {
     pub fn ownership(&self, table: &ParamTable, rank: usize, buckets: &[Bucket]) -> Ownership {
         let mut rows: Vec<Vec<Range<usize>>> = vec![Vec::new(); table.specs.len()];
         for bucket in buckets {
-            let members = match bucket.shared {
-                Shared::World => (0..self.layout.world).collect(),
-                Shared::ExpertData => self.layout.expert_data_group(rank),
-            };
-            let own = members.iter().position(|m| *m == rank).map_or(0..0, |i| bucket.pieces[i].clone());
+            let own =
+                self.members(bucket.shared, rank).iter().position(|m| *m == rank).map_or(0..0, |i| bucket.pieces[i].clone());
             let mut at = 0;
             for unit in &bucket.units {
                 if own.contains(&at) {
@@ -242,6 +246,20 @@ impl Division {
         let held = table.specs.iter().map(|s| self.holders(s).any(|holder| holder == rank)).collect();
         Ownership { rows, held }
     }
+}
+
+/// The buckets of `rank`, and what it holds and updates.
+pub fn plan(
+    table: &ParamTable,
+    layout: Layout,
+    num_experts: usize,
+    rank: usize,
+    bucket_bytes: usize,
+) -> (Vec<Bucket>, Ownership) {
+    let division = Division::new(table, layout, num_experts);
+    let buckets = division.buckets(table, rank, bucket_bytes);
+    let ownership = division.ownership(table, rank, &buckets);
+    (buckets, ownership)
 }
 
 /// Ranges that touch become one.
@@ -275,11 +293,9 @@ mod tests {
         let table = ParamTable::new(&cfg);
         for (world, ep) in [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (4, 4), (6, 3)] {
             let layout = Layout { world, cp: 1, ep };
-            let division = Division::new(&table, layout, cfg.num_experts);
             for bucket_bytes in [1, 1 << 20, usize::MAX] {
-                let own: Vec<Ownership> = (0..world)
-                    .map(|rank| division.ownership(&table, rank, &division.buckets(&table, rank, bucket_bytes)))
-                    .collect();
+                let own: Vec<Ownership> =
+                    (0..world).map(|rank| plan(&table, layout, cfg.num_experts, rank, bucket_bytes).1).collect();
                 for (id, spec) in table.specs.iter().enumerate() {
                     let rows = if spec.optim == OptimKind::Balance { 0 } else { spec.matrix_shape()[0] };
                     let mut count = vec![0; rows];

@@ -14,11 +14,11 @@ use crate::train::ranks;
 /// On `ranks` ranks, each of which has the current pool's threads.
 pub fn report(recipe: &Recipe, ranks: usize) -> Result<String> {
     let mut out = String::new();
-    let stages: Vec<(Recipe, Plan)> = (0..recipe.num_stages())
-        .filter_map(|i| {
-            let stage = recipe.stage(i)?;
+    let stages: Vec<(Recipe, Plan)> = recipe
+        .each_stage()
+        .map(|stage| {
             let plan = Plan::of(&stage);
-            Some((stage, plan))
+            (stage, plan)
         })
         .collect();
     if let Some((_, plan)) = stages.first() {

@@ -78,6 +78,14 @@ pub struct Train {
 }
 
 impl Train {
+    /// Sequences of one forward and backward pass: the micro-batch, or one where the same bits are promised for any cut.
+    pub fn sequences_at_once(&self) -> usize {
+        match self.deterministic {
+            Deterministic::Layout => 1,
+            Deterministic::Run => self.micro_batch,
+        }
+    }
+
     /// Sequences of one optimizer step.
     pub fn sequences_per_step(&self) -> u64 {
         self.global_batch_tokens / self.seq_len as u64
@@ -284,6 +292,11 @@ impl Recipe {
     /// last one.
     pub fn stage_at(&self, step: u64) -> usize {
         self.stage_ends().iter().position(|end| step < *end).unwrap_or(self.num_stages() - 1)
+    }
+
+    /// The recipe of each stage alone.
+    pub fn each_stage(&self) -> impl Iterator<Item = Recipe> + '_ {
+        (0..self.num_stages()).filter_map(|i| self.stage(i))
     }
 
     /// The recipe of stage `i` alone (None beyond the last).

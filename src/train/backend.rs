@@ -14,8 +14,7 @@ use crate::model::{Model, ModelConfig, ParamStore};
 use crate::optim::update::{OptimizerConfig, OptimizerState};
 use crate::parallel::context::Context;
 use crate::parallel::experts::Experts;
-use crate::parallel::zero::Division;
-use crate::parallel::{Cutting, Layout, Mesh, Ownership};
+use crate::parallel::{Cutting, Layout, Mesh, Ownership, zero};
 use crate::plan::memory;
 use crate::recipe::{Precision, Recipe, Recompute};
 use crate::tensor::backend::Batch;
@@ -24,9 +23,15 @@ use crate::tensor::cpu::Cpu;
 /// A run's model on a backend that has taken the working memory of a step from the system. `sharing`: as in [`Step`].
 pub fn native(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Native<Cpu>> {
     let step = Step { sharing, ..Step::of(recipe) };
-    let backend = Cpu::with_head(step.precision, step.head_precision);
-    backend.reserve(step.working_bytes(&recipe.model, &optimizer_config(recipe))?)?;
-    Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(step.recompute) })
+    reserved(recipe, step.working_bytes(&recipe.model, &optimizer_config(recipe))?)
+}
+
+/// A run's model on a backend that has taken `working_bytes` from the system.
+fn reserved(recipe: &Recipe, working_bytes: usize) -> Result<Native<Cpu>> {
+    let train = &recipe.train;
+    let backend = Cpu::with_head(train.precision, train.head_precision);
+    backend.reserve(working_bytes)?;
+    Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(train.recompute) })
 }
 
 /// What a process takes beside the planned parts: data, threads, a tensor on its way into a checkpoint.
@@ -47,11 +52,7 @@ pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl 
     let mut recipe = recipe.clone();
     let asked = recipe.train.micro_batch;
     loop {
-        let tried = within_limit(&recipe, sharing).and_then(|()| {
-            let engine = native(&recipe, sharing)?;
-            room_for_the_rest(&recipe, sharing)?;
-            Ok(engine)
-        });
+        let tried = try_fit(&recipe, sharing);
         let fits = agree(tried.is_ok())?;
         match tried {
             Ok(engine) if fits => {
@@ -74,11 +75,20 @@ pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl 
     }
 }
 
+/// A recipe as it is, if it fits.
+fn try_fit(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Native<Cpu>> {
+    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
+    let (working, rest): (Vec<_>, Vec<_>) = parts.iter().partition(|p| p.name == memory::WORKING);
+    let [working, rest] = [working, rest].map(|parts| parts.iter().map(|p| p.bytes).sum::<u64>());
+    refuse_above_limit(recipe, working + rest)?;
+    let engine = reserved(recipe, usize::try_from(working)?)?;
+    refuse_without_room(recipe, rest)?;
+    Ok(engine)
+}
+
 /// Whether the system gives what a run takes beside the working memory of a step, which is taken already. Weights and the like are
 /// taken piece by piece later, where a refusal would end the process.
-fn room_for_the_rest(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<()> {
-    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
-    let rest: u64 = parts.iter().filter(|p| p.name != memory::WORKING).map(|p| p.bytes).sum();
+fn refuse_without_room(recipe: &Recipe, rest: u64) -> Result<()> {
     let bytes = usize::try_from(rest)?.saturating_add(PROCESS_BYTES);
     MmapMut::map_anon(bytes).map(drop).with_context(|| {
         format!(
@@ -89,10 +99,9 @@ fn room_for_the_rest(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Res
     })
 }
 
-fn within_limit(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<()> {
+fn refuse_above_limit(recipe: &Recipe, bytes: u64) -> Result<()> {
     let Some(limit) = recipe.train.memory_limit_mib else { return Ok(()) };
-    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
-    let needed = parts.iter().map(|p| p.bytes).sum::<u64>().div_ceil(1 << 20);
+    let needed = bytes.div_ceil(1 << 20);
     if needed > limit {
         return Err(bad_input(format!(
             "train.memory_limit_mib is {limit}, but a step needs {needed} MiB even with a micro-batch of {}. Set train.recompute = \"all\", \
@@ -165,10 +174,7 @@ impl Step {
     pub fn ownership(&self, table: &ParamTable, num_experts: usize) -> Ownership {
         match self.sharing {
             None => Ownership::whole(table),
-            Some((layout, _)) => {
-                let division = Division::new(table, layout, num_experts);
-                division.ownership(table, 0, &division.buckets(table, 0, usize::MAX))
-            }
+            Some((layout, _)) => zero::plan(table, layout, num_experts, 0, usize::MAX).1,
         }
     }
 

@@ -39,13 +39,7 @@ pub fn check(recipe: &Recipe, from: &Checkpoint, reset_optimizer: bool, allow_sh
             theirs.vocab_size, ours.vocab_size, theirs.vocab_size
         ));
     }
-    let shape = |t: &ParamTable| t.specs.iter().map(|s| (s.name.clone(), s.shape.clone())).collect::<Vec<_>>();
-    let (a, b) = (shape(&ParamTable::new(theirs)), shape(&ParamTable::new(ours)));
-    if a != b {
-        let detail = match a.iter().zip(&b).find(|(a, b)| a != b) {
-            Some(((name, a), (other, b))) if name == other => format!("`{name}` is {a:?} there and {b:?} in the recipe"),
-            _ => format!("it has {} parameter tensors, the recipe's model {}", a.len(), b.len()),
-        };
+    if let Some(detail) = ParamTable::new(ours).difference_from(&ParamTable::new(theirs)) {
         return refuse(format!("the model there has another shape than the recipe's `model`: {detail}"));
     }
     let whole = recipe::load_resolved(&format!("{place} (its recipe)"), &from.meta().recipe)?;

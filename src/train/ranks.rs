@@ -1,6 +1,5 @@
-//! A run on several ranks that are threads of this process.
+//! A run on several ranks: the layout that a recipe asks for, and the start of ranks that are threads or processes.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -11,9 +10,9 @@ use anyhow::{Context, Result, anyhow};
 use super::backend::{self, Fitted};
 use super::run::{EngineKind, Options, Run};
 use super::stages;
-use super::step::agree;
+use super::step::{StepConfig, agree};
 use super::stop::{Outcome, Stop};
-use crate::error::{BadInput, bad_input};
+use crate::error::{BadInput, bad_input, panic_text};
 use crate::failpoint;
 #[cfg(feature = "mpi")]
 use crate::parallel::launch::{self, Launch};
@@ -44,7 +43,7 @@ pub fn layout(recipe: &Recipe, ranks: usize) -> Result<(Layout, Cutting)> {
 
 /// Refuses a stage that cannot be shared by `ranks` ranks, before any of them is trained.
 pub fn check_layouts(recipe: &Recipe, ranks: usize) -> Result<()> {
-    for stage in (0..recipe.num_stages()).filter_map(|i| recipe.stage(i)) {
+    for stage in recipe.each_stage() {
         let check = || -> Result<()> {
             let (layout, _) = layout(&stage, ranks)?;
             match stage.train.deterministic {
@@ -70,7 +69,7 @@ pub fn threads_of_rank(recipe: &Recipe, ranks: usize) -> usize {
 fn ranks_per_node(recipe: &Recipe, ranks: usize, of_launcher: Option<usize>) -> Result<usize> {
     let n = recipe.parallel.ranks_per_node.or(of_launcher).unwrap_or(ranks);
     let mut problems: Vec<String> = Vec::new();
-    for stage in (0..recipe.num_stages()).filter_map(|i| recipe.stage(i)) {
+    for stage in recipe.each_stage() {
         let (layout, _) = layout(&stage, ranks)?;
         let (sequences, replicas) = (stage.train.sequences_per_step() as usize, layout.replicas());
         if sequences < replicas {
@@ -184,18 +183,14 @@ fn refuse_candle(options: &Options) -> Result<()> {
 
 /// Runs a rank's part; its failure, or its panic, is made known to the others.
 fn guarded(transport: &dyn Transport, run: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
-    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(anyhow!("it panicked: {}", text_of(panic))));
+    let outcome =
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(anyhow!("it panicked: {}", panic_text(&*panic))));
     match &outcome {
         Ok(_) => transport.leave(),
         Err(e) if e.is::<PeerFailed>() => {}
         Err(e) => transport.fail(&format!("{e:#}")),
     }
     outcome
-}
-
-fn text_of(panic: Box<dyn Any + Send>) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
 /// One rank, from start to end, in its own pool of threads.
@@ -218,8 +213,8 @@ fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>) -> Re
         let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
         let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, Some((layout, cutting)), fits)?;
         let mut together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
-        if recipe.train.deterministic == Deterministic::Layout {
-            together = together.by_sequence(&engine.backend, recipe.train.sequences_per_step() as usize)?;
+        if let Some(sequences) = StepConfig::of(&recipe).by_sequence {
+            together = together.by_sequence(&engine.backend, sequences)?;
         }
         Run::start(engine, &together, &recipe, leg, options, stop, reduced_from)?.train()
     })

@@ -36,10 +36,10 @@ use crate::monitor::metrics::METRICS_FILE;
 use crate::monitor::progress::Shown;
 use crate::monitor::{MetricsWriter, Progress};
 use crate::optim::schedule::Schedule;
-use crate::parallel::{Alone, Group, Layout, Place, Sharing, launch};
+use crate::parallel::{Alone, Group, Sharing, launch};
 use crate::plan::flops::Flops;
 use crate::print::set_silent;
-use crate::recipe::{Deterministic, Recipe};
+use crate::recipe::Recipe;
 use crate::tensor::backend::Batch;
 use crate::tensor::cpu::par;
 use crate::tensor::trace;
@@ -270,8 +270,7 @@ impl<'a, E: Engine> Run<'a, E> {
 
     /// Says where the rank is, for messages.
     fn at(&self, phase: &'static str) {
-        let step = self.state.step + 1;
-        self.sharing.mesh().iter().for_each(|mesh| mesh.comm.at(|place| *place = Place { step, layer: None, phase }));
+        self.sharing.at(self.state.step + 1, phase);
     }
 
     /// Why to end now, agreed by all ranks.
@@ -461,11 +460,9 @@ impl<'a, E: Engine> Run<'a, E> {
     fn micro_batches(&self) -> Result<Vec<Batch>> {
         let train = &self.recipe.train;
         let sequences = train.sequences_per_step() as usize;
-        let micro = if train.deterministic == Deterministic::Layout { 1 } else { train.micro_batch };
-        let mesh = self.sharing.mesh();
-        let (layout, rank) = mesh.map_or((Layout::SINGLE, 0), |mesh| (mesh.layout, mesh.rank));
+        let (layout, rank) = self.sharing.place();
         layout
-            .micro_batches(rank, sequences, micro)
+            .micro_batches(rank, sequences, train.sequences_at_once())
             .into_iter()
             .map(|s| self.loader.batch(self.state.step - self.steps_before, s))
             .collect()
@@ -482,8 +479,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let (tokens, train) = (self.recipe.eval.tokens, &self.recipe.train);
         let interrupted = || self.stop.signalled().is_some();
         let (engine, params, sharing) = (&self.engine, &self.state.params, self.sharing);
-        // Window by window where the same bits are promised for any cut.
-        let micro = if train.deterministic == Deterministic::Layout { 1 } else { train.micro_batch };
+        let micro = train.sequences_at_once();
         let one = |set| score(engine, params, sharing, set, tokens, micro, train.seq_len, &interrupted);
         self.validation.iter().map(one).collect()
     }

@@ -104,14 +104,7 @@ fn changes(recipe: &Recipe, from: &Checkpoint) -> Result<recipe::ResumeDifferenc
 /// A model to take weights from; its parameters must be those of the recipe's model.
 pub fn open_init(dir: &Path, recipe: &Recipe) -> Result<hf::HfModel> {
     let model = hf::load(dir)?;
-    let shape = |t: &ParamTable| t.specs.iter().map(|s| (s.name.clone(), s.shape.clone())).collect::<Vec<_>>();
-    let (theirs, ours) = (shape(&model.table), shape(&ParamTable::new(&recipe.model)));
-    if theirs != ours {
-        let first = theirs.iter().zip(&ours).find(|(a, b)| a != b);
-        let detail = match first {
-            Some(((name, a), (other, b))) if name == other => format!("`{name}` is {a:?} there and {b:?} in the recipe"),
-            _ => format!("it has {} parameter tensors, the recipe's model {}", theirs.len(), ours.len()),
-        };
+    if let Some(detail) = ParamTable::new(&recipe.model).difference_from(&model.table) {
         return Err(bad_input(format!(
             "--init-from hf:{}: the model there has another shape than the recipe's `model`: {detail}",
             dir.display()

@@ -6,7 +6,7 @@ use super::engine::Engine;
 use super::state::TrainState;
 use crate::failpoint;
 use crate::optim::update::{OptimizerConfig, clip_factor, grad_norm};
-use crate::parallel::{Group, Layout, Place, Sharing};
+use crate::parallel::{Group, Sharing};
 use crate::tensor::backend::{Batch, Loss};
 use crate::tensor::trace;
 
@@ -61,11 +61,8 @@ pub fn step<E: Engine>(
 ) -> Result<Option<StepReport>> {
     let backend = engine.backend();
     let world = sharing.mesh().map(|mesh| &mesh.world);
-    let at = |phase: &'static str| {
-        let next = state.step + 1;
-        sharing.mesh().iter().for_each(|mesh| mesh.comm.at(|place| *place = Place { step: next, layer: None, phase }));
-    };
-    at("start");
+    let next = state.step + 1;
+    sharing.at(next, "start");
     let mut totals = [0, 0];
     let mut batches = Vec::with_capacity(micro_batches.len());
     for batch in micro_batches {
@@ -85,6 +82,8 @@ pub fn step<E: Engine>(
     let mut loss = Loss::default();
     // By sequence, where sums are taken so.
     let mut losses = vec![0.0; cfg.by_sequence.unwrap_or(0)];
+    let (layout, rank) = sharing.place();
+    let own_sequences = cfg.by_sequence.map(|sequences| layout.micro_batches(rank, sequences, 1));
     let mut expert_counts: Vec<Vec<u64>> = Vec::new();
     for (i, batch) in batches.iter().enumerate() {
         // Of several ranks, reasons to stop have just been agreed on when a step begins.
@@ -97,11 +96,10 @@ pub fn step<E: Engine>(
         let result = engine.forward_backward(&state.params, &mut state.grads, batch, grad_scale, peers)?;
         loss.sum += result.loss.sum;
         loss.count += result.loss.count;
-        if let Some(sequences) = cfg.by_sequence {
-            let (layout, rank) = sharing.mesh().map_or((Layout::SINGLE, 0), |mesh| (mesh.layout, mesh.rank));
-            let sequence = layout.micro_batches(rank, sequences, 1).get(i).cloned().filter(|own| !own.is_empty());
-            sequence.iter().for_each(|own| losses[own.start] = result.loss.sum);
-            sharing.leaf(backend, i, sequence.map(|own| own.start), &mut state.grads)?;
+        if let Some(own) = &own_sequences {
+            let sequence = own.get(i).filter(|own| !own.is_empty()).map(|own| own.start);
+            sequence.iter().for_each(|sequence| losses[*sequence] = result.loss.sum);
+            sharing.leaf(backend, i, sequence, &mut state.grads)?;
         }
         if expert_counts.is_empty() {
             expert_counts = result.expert_counts;
@@ -112,7 +110,7 @@ pub fn step<E: Engine>(
         }
     }
     drop(gradients);
-    at("reduction");
+    sharing.at(next, "reduction");
     if let Some(world) = world {
         share_results(world, &mut loss, &mut expert_counts)?;
     }
@@ -128,7 +126,7 @@ pub fn step<E: Engine>(
         bail!(
             "step {}: the loss ({}) or the gradient norm ({norm}) is not a finite number; nothing of this step was applied. \
              Resume from the last checkpoint with a lower learning rate, or look at the data of this step",
-            state.step + 1,
+            next,
             loss.sum
         );
     }
@@ -148,7 +146,7 @@ pub fn step<E: Engine>(
         sharing.updated(&mut state.params)?;
         state.balance(backend, &expert_counts)?;
     }
-    state.step += 1;
+    state.step = next;
     state.tokens_seen += tokens;
     Ok(Some(StepReport { loss, grad_norm: norm, lr, expert_counts, tokens, updated }))
 }

@@ -76,8 +76,8 @@ pub fn score<E: Engine>(
     Ok(Some(Score { name: named.name.clone(), loss, bytes_per_token: set.bytes_per_token() }))
 }
 
-/// Calls `one` with this rank's part of windows `0..windows` and the number of the first, `micro_batch` at a time. False when `interrupted` says so between two
-/// batches.
+/// Calls `one` with this rank's part of windows `0..windows`, `micro_batch` at a time, and the number of the first. False when
+/// `interrupted` says so between two batches.
 pub fn each_batch<B: Backend>(
     sharing: &dyn Sharing<B>,
     windows: u64,
@@ -87,8 +87,8 @@ pub fn each_batch<B: Backend>(
     one: &mut dyn FnMut(u64, &Batch) -> Result<()>,
 ) -> Result<bool> {
     let mesh = sharing.mesh();
-    let (world, replicas) = (mesh.map(|m| &m.world), mesh.map_or(1, |m| m.layout.replicas() as u64));
-    let replica = mesh.map_or(0, |m| m.layout.replica_of(m.rank) as u64);
+    let (layout, rank) = sharing.place();
+    let (world, replicas, replica) = (mesh.map(|m| &m.world), layout.replicas() as u64, layout.replica_of(rank) as u64);
     // All ranks take part in every round, the last ones of the last round without windows.
     for round in (0..windows).step_by(micro_batch * replicas as usize) {
         mesh.iter().for_each(|mesh| mesh.comm.at(|place| (place.layer, place.phase) = (None, "validation")));
@@ -97,7 +97,8 @@ pub fn each_batch<B: Backend>(
         }
         failpoint::hit("eval")?;
         let first = (round + replica * micro_batch as u64).min(windows);
-        one(first, &sharing.cut(&make(first..(first + micro_batch as u64).min(windows))?)?)?;
+        let whole = make(first..(first + micro_batch as u64).min(windows))?;
+        one(first, &*sharing.cut(&whole)?)?;
     }
     Ok(true)
 }

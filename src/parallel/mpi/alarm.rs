@@ -11,6 +11,7 @@ use anyhow::Result;
 
 use super::super::transport::PeerFailed;
 use super::raw::{Comm, Requests};
+use crate::error::panic_text;
 use crate::print::aloud;
 
 /// Time between a failure and the end of all ranks.
@@ -223,10 +224,8 @@ impl Alarm {
                     before(info);
                     let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     if let Some(alarm) = current {
-                        let payload = info.payload();
-                        let text = payload.downcast_ref::<&str>().copied();
-                        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-                        alarm.panicked(&text.map(|t| format!(": {t}")).unwrap_or_default());
+                        let text = panic_text(info.payload());
+                        alarm.panicked(&if text.is_empty() { String::new() } else { format!(": {text}") });
                     }
                 }));
             });

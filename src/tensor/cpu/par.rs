@@ -10,16 +10,22 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::tensor::trace;
 
+const STARTING: &str = "starting the threads";
+
 /// A pool of `threads` threads, of all cores when not given.
 pub fn pool(threads: Option<usize>) -> Result<ThreadPool> {
+    builder(threads).build().context(STARTING)
+}
+
+fn builder(threads: Option<usize>) -> ThreadPoolBuilder {
     // 0 is rayon's word for all cores.
-    ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build().context("starting the threads")
+    ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0))
 }
 
 /// As `pool`; the threads' names begin with `name`.
 pub fn pool_named(threads: Option<usize>, name: String) -> Result<ThreadPool> {
     let named = move |i| format!("{name}, thread {i}");
-    ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).thread_name(named).build().context("starting the threads")
+    builder(threads).thread_name(named).build().context(STARTING)
 }
 
 /// Threads that tasks run on.

@@ -46,23 +46,25 @@ impl Routing {
         routing.choice.copy_from_slice(choice);
         routing.prob.iter_mut().zip(prob).for_each(|(to, prob)| *to = prob);
         routing.order.copy_from_slice(order);
-        choice.iter().for_each(|c| routing.offsets[*c as usize + 1] += 1);
-        for c in 1..routing.offsets.len() {
-            routing.offsets[c] += routing.offsets[c - 1];
-        }
+        routing.find_offsets();
         Ok(routing)
+    }
+
+    /// Where each class begins when the rows are sorted by `choice`.
+    fn find_offsets(&mut self) {
+        self.offsets.fill(0);
+        self.choice.iter().for_each(|c| self.offsets[*c as usize + 1] += 1);
+        for c in 1..self.offsets.len() {
+            self.offsets[c] += self.offsets[c - 1];
+        }
     }
 
     /// Sorts the rows by `choice`.
     fn group(&mut self, rows: &Rows) {
+        self.find_offsets();
         self.counts.fill(0);
-        self.offsets.fill(0);
         for (t, c) in self.choice.iter().enumerate() {
-            self.offsets[*c as usize + 1] += 1;
             self.counts[*c as usize] += rows.is_valid(t) as u64;
-        }
-        for c in 1..self.offsets.len() {
-            self.offsets[c] += self.offsets[c - 1];
         }
         let mut next = self.offsets.clone();
         for (t, c) in self.choice.iter().enumerate() {
