@@ -11,6 +11,7 @@
 //! | `sleep=200ms` | the point waits (`ms` or `s`) |
 //! | `partial` | only half of the bytes reach the file, and nobody is told (points that write) |
 //! | `bitflip` | one bit of what is written is wrong, and nobody is told (points that write) |
+//! | `nan`, `spike` | numbers are not a number, or 10,000 times too large (points of numbers) |
 //!
 //! `@n` restricts the action to the n-th hit of the point, counted from 1. A point with a number of its own (`step`) compares
 //! `n` with that number: `step:kill@7` is step 7 also after a resume. `/rank1` restricts it to that rank of several; each rank counts
@@ -36,6 +37,8 @@ pub enum Kind {
     Write,
     /// `@n` is the point's own number, such as the step.
     Numbered,
+    /// As `Numbered`; numbers are at hand, so `nan` and `spike` are possible.
+    Numbers,
 }
 
 /// One place of the program that can be made to fail.
@@ -55,12 +58,22 @@ pub const POINTS: &[Point] = &[
     point("step", Kind::Numbered, "a training step is about to begin; @n is its number"),
     point("comm", Kind::Counted, "an operation of several ranks is about to begin"),
     point("micro_batch", Kind::Counted, "a micro-batch of a training step is about to be computed"),
+    point("gradient", Kind::Numbers, "a micro-batch's gradients are about to be computed; @n is the batch's number in the run"),
+    point("loss", Kind::Numbers, "a micro-batch's loss is known; @n is the batch's number in the run"),
+    point("guard.rollback", Kind::Counted, "a checkpoint is about to be gone back to"),
     point("eval", Kind::Counted, "a batch of held-out data is about to be scored"),
     point("ckpt.begin", Kind::Counted, "a save was asked for, nothing is on disk yet"),
     point("ckpt.tmp_created", Kind::Counted, "the temporary folder exists and is empty"),
     point("ckpt.write", Kind::Write, "a piece of a tensor file is about to be written"),
     point("ckpt.before_file_sync", Kind::Counted, "a tensor file is written, not yet synced"),
     point("ckpt.after_file", Kind::Counted, "a tensor file is written and synced"),
+    point("ckpt.pool_take", Kind::Counted, "`checkpoint.incremental`: a file is about to be taken from the pool"),
+    point("ckpt.pool_put", Kind::Counted, "`checkpoint.incremental`: a file that was written is about to be put into the pool"),
+    point(
+        "ckpt.pool_collect",
+        Kind::Counted,
+        "`checkpoint.incremental`: an object that no valid checkpoint holds is about to be deleted",
+    ),
     point("ckpt.before_manifest", Kind::Counted, "all tensor files are safe, no manifest yet"),
     point("ckpt.manifest_write", Kind::Write, "manifest.json.tmp is about to be written"),
     point("ckpt.before_manifest_rename", Kind::Counted, "manifest.json.tmp is written and synced"),
@@ -86,9 +99,11 @@ enum Action {
     Sleep(Duration),
     Partial,
     BitFlip,
+    NaN,
+    Spike,
 }
 
-const ACTIONS: [&str; 8] = ["kill", "panic", "exit", "error", "enospc", "sleep", "partial", "bitflip"];
+const ACTIONS: [&str; 10] = ["kill", "panic", "exit", "error", "enospc", "sleep", "partial", "bitflip", "nan", "spike"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rule {
@@ -127,6 +142,23 @@ pub enum WriteFault {
     Partial,
     /// One bit of the bytes is inverted.
     BitFlip,
+}
+
+/// What numbers are to become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NumberFault {
+    None,
+    NaN,
+    /// 10,000 times as large.
+    Spike,
+}
+
+/// How a point goes wrong for whoever passes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    Write(WriteFault),
+    Number(NumberFault),
 }
 
 /// Reads `ZAYA_FAIL`. Call once, before anything else; without the variable every point stays inert.
@@ -180,18 +212,36 @@ pub fn hit_write(name: &str) -> Result<WriteFault> {
     if !ARMED.load(Ordering::Relaxed) {
         return Ok(WriteFault::None);
     }
-    pass(name, None)
+    Ok(match pass(name, None)? {
+        Fault::Write(fault) => fault,
+        _ => WriteFault::None,
+    })
 }
 
-fn pass(name: &str, number: Option<u64>) -> Result<WriteFault> {
-    let Some(plan) = PLAN.get() else { return Ok(WriteFault::None) };
+/// Passes a point of kind `Numbers`, whose number now is `n`; the caller applies the fault.
+///
+/// # Errors
+/// The failure that `ZAYA_FAIL` asks for.
+#[inline]
+pub fn hit_number(name: &str, n: u64) -> Result<NumberFault> {
+    if !ARMED.load(Ordering::Relaxed) {
+        return Ok(NumberFault::None);
+    }
+    Ok(match pass(name, Some(n))? {
+        Fault::Number(fault) => fault,
+        _ => NumberFault::None,
+    })
+}
+
+fn pass(name: &str, number: Option<u64>) -> Result<Fault> {
+    let Some(plan) = PLAN.get() else { return Ok(Fault::None) };
     match plan.action_at(name, number, RANK.get()) {
         Some(action) => perform(name, action),
-        None => Ok(WriteFault::None),
+        None => Ok(Fault::None),
     }
 }
 
-fn perform(name: &str, action: Action) -> Result<WriteFault> {
+fn perform(name: &str, action: Action) -> Result<Fault> {
     tell!("failpoint {name}: {action:?}");
     match action {
         Action::Kill => {
@@ -207,10 +257,12 @@ fn perform(name: &str, action: Action) -> Result<WriteFault> {
         Action::NoSpace => Err(io::Error::from_raw_os_error(libc::ENOSPC)).with_context(|| format!("failpoint {name}")),
         Action::Sleep(time) => {
             std::thread::sleep(time);
-            Ok(WriteFault::None)
+            Ok(Fault::None)
         }
-        Action::Partial => Ok(WriteFault::Partial),
-        Action::BitFlip => Ok(WriteFault::BitFlip),
+        Action::Partial => Ok(Fault::Write(WriteFault::Partial)),
+        Action::BitFlip => Ok(Fault::Write(WriteFault::BitFlip)),
+        Action::NaN => Ok(Fault::Number(NumberFault::NaN)),
+        Action::Spike => Ok(Fault::Number(NumberFault::Spike)),
     }
 }
 
@@ -258,16 +310,22 @@ fn parse_rule(item: &str) -> std::result::Result<Rule, String> {
         None => (rest, None),
         Some((action, n)) => {
             let n: u64 = n.parse().map_err(|_| format!("`@{n}` in `{item}` is not a whole number"))?;
-            if n == 0 && kind != Kind::Numbered {
+            if n == 0 && !matches!(kind, Kind::Numbered | Kind::Numbers) {
                 return Err(format!("`@0` in `{item}`: hits are counted from 1"));
             }
             (action, Some(n))
         }
     };
     let action = parse_action(action_text).map_err(|why| format!("{why} in `{item}`"))?;
-    if matches!(action, Action::Partial | Action::BitFlip) && kind != Kind::Write {
-        let writers: Vec<&str> = POINTS.iter().filter(|p| p.kind == Kind::Write).map(|p| p.name).collect();
-        return Err(format!("`{action_text}` needs a point that writes ({}), `{name}` is not one", writers.join(", ")));
+    let needs = match action {
+        Action::Partial | Action::BitFlip => Some((Kind::Write, "a point that writes")),
+        Action::NaN | Action::Spike => Some((Kind::Numbers, "a point of numbers")),
+        _ => None,
+    };
+    if let Some((_, what)) = needs.filter(|(needed, _)| *needed != kind) {
+        let wanted = needs.map(|(needed, _)| needed);
+        let able: Vec<&str> = POINTS.iter().filter(|p| Some(p.kind) == wanted).map(|p| p.name).collect();
+        return Err(format!("`{action_text}` needs {what} ({}), `{name}` is not one", able.join(", ")));
     }
     Ok(Rule { point, action, at, rank })
 }
@@ -284,6 +342,8 @@ fn parse_action(text: &str) -> std::result::Result<Action, String> {
         ("enospc", None) => Ok(Action::NoSpace),
         ("partial", None) => Ok(Action::Partial),
         ("bitflip", None) => Ok(Action::BitFlip),
+        ("nan", None) => Ok(Action::NaN),
+        ("spike", None) => Ok(Action::Spike),
         ("exit", Some(code)) => {
             code.parse::<u8>().map(|c| Action::Exit(c.into())).map_err(|_| format!("`exit={code}` needs a code from 0 to 255"))
         }
@@ -355,6 +415,7 @@ mod tests {
         assert!(refused("ckpt.begin:exit=300").contains("0 to 255"));
         assert!(refused("ckpt.begin:kill=9").contains("takes no value"));
         assert!(refused("ckpt.begin:bitflip").contains("ckpt.write"));
+        assert!(refused("ckpt.write:nan").contains("a point of numbers (gradient, loss)"));
         assert!(refused("ckpt.begin:kill,,").contains("name:action"));
     }
 
@@ -383,8 +444,9 @@ mod tests {
                     visit(&path, found);
                 } else if path.extension().is_some_and(|e| e == "rs") {
                     let text = std::fs::read_to_string(&path).unwrap();
-                    for call in ["failpoint::hit(\"", "failpoint::hit_at(\"", "failpoint::hit_write(\""] {
-                        for (at, _) in text.match_indices(call) {
+                    for call in ["hit(\"", "hit_at(\"", "hit_write(\"", "hit_number(\""].map(|call| format!("failpoint::{call}"))
+                    {
+                        for (at, _) in text.match_indices(&call) {
                             let rest = &text[at + call.len()..];
                             found.insert(rest[..rest.find('"').unwrap()].to_string());
                         }

@@ -109,7 +109,14 @@ pub fn measure(recipe: &Recipe, dir: Option<&Path>) -> Result<CheckpointLine> {
         let mut dir = PathBuf::new();
         let save = timed(|| {
             let slices = staging.slices();
-            dir = checkpoint::save_slices(&root, &meta, staging.tensors(), &slices, &save_options())?.dir;
+            dir = checkpoint::save_slices(
+                &root,
+                &meta,
+                staging.tensors(),
+                &slices,
+                &save_options(false, &table, staging.tensors()),
+            )?
+            .dir;
             Ok(())
         })?;
         let opened = Checkpoint::open(&dir)?;

@@ -22,7 +22,7 @@ use crate::train::config::balance_config;
 use crate::train::engine::Engine;
 use crate::train::ranks;
 use crate::train::state::TrainState;
-use crate::train::step::{StepConfig, step};
+use crate::train::step::{StepConfig, Watch, step};
 
 const LEAST_ROUNDS: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -167,7 +167,7 @@ fn steps(
             .map(|s| synthetic::batch(n << 32 | s.start as u64, model.vocab_size, s.len(), train.seq_len))
             .collect();
         let started = Instant::now();
-        step(&engine, &mut state, &cfg, sharing, &batches, schedule.lr_at(n), &|| false)?;
+        step(&engine, &mut state, &cfg, sharing, &batches, schedule.lr_at(n), &Watch::NONE)?.done()?;
         let waits = sharing.take_waits().unwrap_or_default();
         let times = [started.elapsed(), waits.gradients, waits.weights, waits.operations].map(|t| t.as_secs_f64());
         if tell.send(Ok(times)).is_err() {

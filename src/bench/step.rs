@@ -26,7 +26,7 @@ use crate::train::backend::native;
 use crate::train::config::balance_config;
 use crate::train::engine::{Engine, Native};
 use crate::train::state::TrainState;
-use crate::train::step::{FORWARD_BACKWARD, StepConfig, step};
+use crate::train::step::{FORWARD_BACKWARD, StepConfig, Watch, step};
 
 /// Least steps that are timed.
 const LEAST_STEPS: usize = 3;
@@ -104,10 +104,10 @@ pub fn measure(recipe: &Recipe, seconds: f64) -> Result<StepLine> {
         let lr = schedule.lr_at(state.step);
         trace::start();
         let (started, cpu_before) = (Instant::now(), cpu_seconds());
-        let done = step(&engine, &mut state, &cfg, &Alone::new(&table), &batches, lr, &|| false);
+        let done = step(&engine, &mut state, &cfg, &Alone::new(&table), &batches, lr, &Watch::NONE);
         let (wall, cpu) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
         let trace = trace::finish();
-        let updated = done?.is_some_and(|report| report.updated);
+        let updated = done?.done()?.updated;
         ensure!(updated, "a step on made-up tokens updated nothing");
         // The first one warms up.
         if state.step > 1 {

@@ -6,6 +6,8 @@
 //!    files, which have other names, move in beside the old ones; then the new manifest replaces the old one in one rename,
 //!    which is the commit; then the old files go.
 //! 4. `LATEST` is replaced. It is a hint for people.
+//!
+//! With a pool, files that it holds already are not written in step 1 (`super::pool`).
 
 use std::ffi::CString;
 use std::fs::{self, File, TryLockError};
@@ -15,10 +17,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::layout::{Limits, TensorInfo, plan, rows_of};
+use super::layout::{Limits, PlannedFile, TensorInfo, plan, rows_of};
 use super::manifest::{Contents, Entry, Manifest, Meta};
 use super::names::{is_tmp_dir, step_dir, tmp_dir};
-use super::write::{Source, sync_dir, write_file, write_small};
+use super::pool::{MAX_FILE_BYTES, Pool};
+use super::write::{Source, Written, hash_file, sync_dir, write_file, write_small};
 use super::{Checkpoint, LATEST, MANIFEST};
 use crate::failpoint::{self, WriteFault};
 
@@ -41,6 +44,8 @@ pub struct SaveOptions {
     pub groups: Vec<usize>,
     /// Refuse numbers that are not finite.
     pub finite: bool,
+    /// Keep files in a pool beside the checkpoints, and take from it what is there already; files are small then.
+    pub pool: bool,
 }
 
 impl Default for SaveOptions {
@@ -52,6 +57,7 @@ impl Default for SaveOptions {
             contents: Contents::Training,
             groups: Vec::new(),
             finite: false,
+            pool: false,
         }
     }
 }
@@ -61,13 +67,15 @@ pub struct Saved {
     pub dir: PathBuf,
     /// Bytes of all tensor files.
     pub bytes: u64,
+    /// Of these, bytes that the pool held already.
+    pub reused_bytes: u64,
     pub seconds: f64,
     /// What did not work and does not matter for the checkpoint: sentences for the log.
     pub notes: Vec<String>,
 }
 
 /// Saves a checkpoint as `<root>/step-<N>`, durable when this returns. `read(i)` gives the data of `tensors[i]`, `[numel]`;
-/// it is called once a tensor, and only one tensor is in memory at a time.
+/// it is called once a tensor (with a pool up to twice for each of its files), and only one tensor is in memory at a time.
 ///
 /// # Errors
 /// When the disk is full or cannot be written, when another process is saving here, or when `read` fails. Then no checkpoint
@@ -102,7 +110,8 @@ fn save_from(root: &Path, meta: &Meta, tensors: &[TensorInfo], source: &mut Sour
     let dir = root.join(&name);
     let tmp = root.join(tmp_dir(meta.step));
     let exists = dir.symlink_metadata().is_ok();
-    let bytes = write_dir(&tmp, root, meta, tensors, source, options, exists)
+    let mut pool = options.pool.then(|| Pool::of(root));
+    let bytes = write_dir(&tmp, root, meta, tensors, source, options, exists, pool.as_mut())
         .and_then(|bytes| {
             failpoint::hit("ckpt.before_commit")?;
             if exists {
@@ -122,10 +131,13 @@ fn save_from(root: &Path, meta: &Meta, tensors: &[TensorInfo], source: &mut Sour
     if let Err(e) = write_latest(root, &name) {
         notes.push(format!("the hint {LATEST} could not be written: {e:#}"));
     }
-    Ok(Saved { dir, bytes, seconds: started.elapsed().as_secs_f64(), notes })
+    let reused_bytes = pool.as_ref().map_or(0, |pool| pool.reused_bytes);
+    notes.extend(pool.into_iter().flat_map(|pool| pool.notes));
+    Ok(Saved { dir, bytes, reused_bytes, seconds: started.elapsed().as_secs_f64(), notes })
 }
 
 /// Writes a complete checkpoint into the new folder `tmp`; its bytes. `space` is a folder of the same file system.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn write_dir(
     tmp: &Path,
     space: &Path,
@@ -134,9 +146,11 @@ pub(super) fn write_dir(
     source: &mut Source,
     options: &SaveOptions,
     distinct_names: bool,
+    mut pool: Option<&mut Pool>,
 ) -> Result<u64> {
     let suffix = if distinct_names { format!("-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]) } else { String::new() };
-    let limits = Limits { part_bytes: options.max_part_bytes, file_bytes: options.max_file_bytes };
+    let most = if pool.is_some() { MAX_FILE_BYTES } else { u64::MAX };
+    let limits = Limits { part_bytes: options.max_part_bytes.min(most), file_bytes: options.max_file_bytes.min(most) };
     ensure_space(space, tensors)?;
     let files = plan(tensors, &options.groups, limits, &suffix)?;
     fs::create_dir(tmp).with_context(|| format!("creating {}", tmp.display()))?;
@@ -148,7 +162,10 @@ pub(super) fn write_dir(
         .collect();
     let mut written = Vec::with_capacity(files.len());
     for file in &files {
-        let (entry, parts) = write_file(tmp, file, tensors, source, options.finite)?;
+        let (entry, parts) = match &mut pool {
+            None => write_file(tmp, file, tensors, source, options.finite)?,
+            Some(pool) => write_or_take(pool, tmp, file, tensors, source, options.finite)?,
+        };
         written.push(entry);
         for (tensor, part) in parts {
             entries[tensor].parts.push(part);
@@ -166,6 +183,25 @@ pub(super) fn write_dir(
     // What will be believed later must be believable now: the manifest is read back, the files' sizes are compared.
     Checkpoint::open(tmp)?;
     Ok(manifest.total_bytes())
+}
+
+/// Takes a file's content from the pool, or writes it and puts it there.
+fn write_or_take(
+    pool: &mut Pool,
+    tmp: &Path,
+    file: &PlannedFile,
+    tensors: &[TensorInfo],
+    source: &mut Source,
+    finite: bool,
+) -> Result<Written> {
+    let path = tmp.join(&file.name);
+    let known = hash_file(file, tensors, source, finite)?;
+    if pool.take(&known.0, &path)? {
+        return Ok(known);
+    }
+    let written = write_file(tmp, file, tensors, source, finite)?;
+    pool.put(&written.0, &path)?;
+    Ok(written)
 }
 
 /// Commits `tmp` into the folder `dir` that exists already: at every moment one of the two manifests holds, and all the

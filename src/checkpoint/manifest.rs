@@ -39,6 +39,9 @@ pub struct Meta {
     pub data_fingerprint: Option<String>,
     /// Position of the loader, in its own words.
     pub loader: Value,
+    /// What the guards of the run judge by, in their own words; null = nothing.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub guards: Value,
     /// Named numbers, such as an optimizer's count of updates. See [`Meta::set_u64`] and [`Meta::set_f64`].
     pub scalars: BTreeMap<String, Value>,
     /// The resolved recipe, as TOML text.
@@ -55,6 +58,7 @@ impl Meta {
             tokenizer_hash: None,
             data_fingerprint: None,
             loader: Value::Null,
+            guards: Value::Null,
             scalars: BTreeMap::new(),
             recipe: String::new(),
         }

@@ -141,7 +141,7 @@ fn write_new(
     let name = out.file_name().with_context(|| format!("{} has no last part that could name a folder", out.display()))?;
     fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
     let tmp = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), uuid::Uuid::new_v4()));
-    let written = write_dir(&tmp, &parent, meta, tensors, &mut Source::read(read), save, false).and_then(|bytes| {
+    let written = write_dir(&tmp, &parent, meta, tensors, &mut Source::read(read), save, false, None).and_then(|bytes| {
         fs::rename(&tmp, &out).with_context(|| format!("renaming {}", tmp.display()))?;
         sync_dir(&parent)?;
         Ok(bytes)

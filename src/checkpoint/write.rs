@@ -65,21 +65,45 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Writes one planned file into `dir`. Returns its entry, and its parts by tensor. `finite`: numbers that are not are an error.
+/// A file's entry, and its parts by tensor.
+pub(super) type Written = (FileEntry, Vec<(usize, Part)>);
+
+/// Writes one planned file into `dir`. `finite`: numbers that are not are an error.
 pub(super) fn write_file(
     dir: &Path,
     plan: &PlannedFile,
     tensors: &[TensorInfo],
     source: &mut Source,
     finite: bool,
-) -> Result<(FileEntry, Vec<(usize, Part)>)> {
+) -> Result<Written> {
     let path = dir.join(&plan.name);
     let what = || format!("writing {}", path.display());
     let mut file = File::options().write(true).create_new(true).open(&path).with_context(what)?;
-    let mut whole = blake3::Hasher::new();
     file.write_all(&plan.header).with_context(what)?;
-    whole.update(&plan.header);
+    let written = each_part(Some(&mut file), plan, tensors, source, finite).with_context(what)?;
+    failpoint::hit("ckpt.before_file_sync")?;
+    file.sync_all().with_context(what)?;
+    let size = file.metadata().with_context(what)?.len();
+    ensure!(size == plan.size(), "{} has {size} bytes after writing {}: the file system lost some", path.display(), plan.size());
+    failpoint::hit("ckpt.after_file")?;
+    Ok(written)
+}
 
+/// What [`write_file`] would return, of a file that is not written.
+pub(super) fn hash_file(plan: &PlannedFile, tensors: &[TensorInfo], source: &mut Source, finite: bool) -> Result<Written> {
+    each_part(None, plan, tensors, source, finite).with_context(|| format!("hashing what {} would hold", plan.name))
+}
+
+/// Goes through the row blocks of a file behind its header: hashes them, and writes them where there is a file.
+fn each_part(
+    mut file: Option<&mut File>,
+    plan: &PlannedFile,
+    tensors: &[TensorInfo],
+    source: &mut Source,
+    finite: bool,
+) -> Result<Written> {
+    let mut whole = blake3::Hasher::new();
+    whole.update(&plan.header);
     let mut parts = Vec::with_capacity(plan.parts.len());
     let mut dirty = 0;
     for part in &plan.parts {
@@ -87,7 +111,10 @@ pub(super) fn write_file(
         let values = source.get(tensors, part.tensor)?;
         let (_, row) = rows_of(&info.shape).context("shape")?;
         let values = &values[(part.rows.start * row) as usize..(part.rows.end * row) as usize];
-        let seen = write_part(&mut file, info.dtype, values, &mut whole, &mut dirty).with_context(what)?;
+        let seen = match &mut file {
+            Some(file) => write_part(file, info.dtype, values, &mut whole, &mut dirty)?,
+            None => hash_part(info.dtype, values, &mut whole),
+        };
         ensure!(seen.finite || !finite, "`{}` holds numbers that are not finite", info.name);
         let start = plan.header.len() as u64;
         parts.push((
@@ -100,12 +127,7 @@ pub(super) fn write_file(
             },
         ));
     }
-    failpoint::hit("ckpt.before_file_sync")?;
-    file.sync_all().with_context(what)?;
-    let size = file.metadata().with_context(what)?.len();
-    ensure!(size == plan.size(), "{} has {size} bytes after writing {}: the file system lost some", path.display(), plan.size());
-    failpoint::hit("ckpt.after_file")?;
-    Ok((FileEntry { name: plan.name.clone(), size, blake3: whole.finalize().to_hex().to_string() }, parts))
+    Ok((FileEntry { name: plan.name.clone(), size: plan.size(), blake3: whole.finalize().to_hex().to_string() }, parts))
 }
 
 /// What was found while a row block was hashed.
@@ -131,19 +153,12 @@ fn write_part(file: &mut File, dtype: Dtype, values: &[f32], whole: &mut blake3:
             }
             Ok(())
         };
-        let hash = |whole: &mut blake3::Hasher| {
-            let (mut part, mut finite) = (Xxh3::new(), true);
-            for chunk in values.chunks(CHUNK_NUMBERS) {
-                take(chunk, bytemuck::cast_slice(chunk), &mut part, whole, &mut finite);
-            }
-            Seen { xxh3: part.digest128(), finite }
-        };
         if size_of_val(values) < BESIDE_BYTES {
             write(file)?;
-            return Ok(hash(whole));
+            return Ok(hash_part(dtype, values, whole));
         }
         return std::thread::scope(|threads| {
-            let hashing = threads.spawn(|| hash(whole));
+            let hashing = threads.spawn(|| hash_part(dtype, values, whole));
             let written = write(file);
             let seen = hashing.join();
             written?;
@@ -157,6 +172,20 @@ fn write_part(file: &mut File, dtype: Dtype, values: &[f32], whole: &mut blake3:
         write_or_fault(file, &bytes, failpoint::hit_write("ckpt.write")?)?;
     }
     Ok(Seen { xxh3: part.digest128(), finite })
+}
+
+/// What [`write_part`] returns, without writing.
+fn hash_part(dtype: Dtype, values: &[f32], whole: &mut blake3::Hasher) -> Seen {
+    let (mut part, mut finite, mut bytes) = (Xxh3::new(), true, Vec::new());
+    for chunk in values.chunks(CHUNK_NUMBERS) {
+        if dtype == Dtype::F32 && cfg!(target_endian = "little") {
+            take(chunk, bytemuck::cast_slice(chunk), &mut part, whole, &mut finite);
+        } else {
+            encode(dtype, chunk, &mut bytes);
+            take(chunk, &bytes, &mut part, whole, &mut finite);
+        }
+    }
+    Seen { xxh3: part.digest128(), finite }
 }
 
 /// Looks at a chunk of numbers, while it lies in the cache.

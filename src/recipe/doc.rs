@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::schema::{Default, KEYS, Key, Resume};
 
-const TABLES: [(&str, &str); 15] = [
+const TABLES: [(&str, &str); 16] = [
     ("run", ""),
     ("model", "The shape: a preset, fields, or a preset with fields that differ."),
     ("tokenizer", ""),
@@ -16,6 +16,7 @@ const TABLES: [(&str, &str); 15] = [
     ("schedule", "The learning rate is a pure function of the step (formulas below)."),
     ("router", "Balancing of the experts."),
     ("checkpoint", ""),
+    ("guards", "Batches that are not to be trusted ([GUARDS.md](GUARDS.md))."),
     ("eval", ""),
     ("metrics", ""),
     (

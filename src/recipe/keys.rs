@@ -90,6 +90,7 @@ pub const KEYS: &[Key] = &[
     key("optimizer.adam_eps", Number(Positive), Value("1e-8"), FROM_HERE, "Epsilon of AdamW."),
     key("optimizer.adam_weight_decay", Number(NotNegative), Value("0.0"), FROM_HERE, "Decoupled weight decay of AdamW's parameters, times the learning rate."),
     key("optimizer.clip", Number(NotNegative), Value("1.0"), FROM_HERE, "Largest global gradient norm; longer gradients are scaled down to it. 0 = never."),
+    key("optimizer.expert_clip", Number(NotNegative), Value("0.0"), FROM_HERE, "Largest norm of the gradient of one expert's weights, `gate_up` and `down` of one block together; longer ones are scaled down to it before the global norm is clipped. 0 = never."),
 
     key("schedule.kind", Choice(SCHEDULES), Value("\"cosine\""), NEW_CURVE, "Shape after the linear warm-up. `cosine` and `linear` fall from `lr` to `min_lr` over the rest of the run; `constant` stays; `wsd` (warm-up, stable, decay) stays and falls linearly over the last `decay_steps`."),
     key("schedule.lr", Number(Positive), Value("6e-4"), NEW_CURVE, "Highest learning rate, of Muon and AdamW alike. The default is that of ZAYA1's first stage; small models want more."),
@@ -113,6 +114,14 @@ pub const KEYS: &[Key] = &[
     key("checkpoint.async", Bool, Value("true"), Free, "Whether training goes on while a checkpoint is written, from a copy of the state that is kept in memory (`--dry-run` shows its size). The one at the end is waited for."),
     key("checkpoint.keep_last", Integer { min: 1, max: ANY }, Absent("all are kept"), Free, "Newest checkpoints that are kept."),
     key("checkpoint.keep_every", Integer { min: 1, max: ANY }, Absent("no step is special"), Free, "Checkpoints of steps that are multiples of this are kept whatever `keep_last` says."),
+    key("checkpoint.incremental", Bool, Value("false"), Free, "Whether files whose content did not change since an earlier checkpoint (a frozen router, a save that is tried again) are taken from a pool, `ckpt/objects`, in place of being written again (docs/CHECKPOINT.md). Needs a file system with hard links."),
+
+    key("guards.non_finite", Choice(&["stop", "skip", "rollback"]), Value("\"stop\""), Free, "What becomes of a batch whose loss or gradient is not a finite number on some rank: the run ends, the batch is passed over, or the run goes back to its last checkpoint and passes over all batches since (docs/GUARDS.md)."),
+    key("guards.spike", Choice(&["off", "tell", "stop", "skip", "rollback"]), Value("\"off\""), Free, "The same of a batch whose loss or gradient norm stands out from the last steps. `tell` applies it, and says so; `off` does not judge."),
+    key("guards.spike_window", Integer { min: 8, max: 1_000_000 }, Value("128"), Free, "Accepted steps that a step is compared with, once half of them are there."),
+    key("guards.spike_threshold", Number(Positive), Value("6.0"), Free, "Robust standard deviations (from the median absolute deviation, at least 1 % of the median) above the median from which on a step stands out."),
+    key("guards.limit", Integer { min: 0, max: ANY }, Value("10"), Free, "Batches that may be refused without `spike_window` accepted steps in a row between them; one more ends the run."),
+    key("guards.skip_batches", Batches, Value("[]"), Free, "Batches that are passed over without being looked at, by their number in the run, counted from 0: numbers, and pairs of a first and a last one, such as `[17, [40, 44]]`."),
 
     key("eval.every", Integer { min: 1, max: ANY }, Absent("never"), Free, "Steps between evaluations on `data.validation`; one more follows the last step."),
     key("eval.tokens", Tokens { min: 1 }, Absent("the whole set"), Free, "Tokens of each held-out set that are used, rounded down to whole sequences."),

@@ -132,6 +132,29 @@ impl Reader<'_> {
         self.problems.push(Problem::new(self.values.origin(path), text));
     }
 
+    fn guards(&self) -> Guards {
+        let remedy = |text: Option<&str>| match text {
+            Some("skip") => Remedy::Skip,
+            Some("rollback") => Remedy::Rollback,
+            _ => Remedy::Stop,
+        };
+        Guards {
+            non_finite: remedy(self.text("guards.non_finite").as_deref()),
+            spike: match self.text("guards.spike").as_deref() {
+                None | Some("off") => SpikePolicy::Off,
+                Some("tell") => SpikePolicy::Tell,
+                other => SpikePolicy::Refuse(remedy(other)),
+            },
+            spike_window: self.int("guards.spike_window") as usize,
+            spike_threshold: self.num("guards.spike_threshold"),
+            limit: self.int("guards.limit"),
+            skip_batches: match self.values.get("guards.skip_batches") {
+                Some(Value::Spans(spans)) => spans,
+                _ => Vec::new(),
+            },
+        }
+    }
+
     fn parallel(&self) -> Parallel {
         Parallel {
             cp: self.int("parallel.cp") as usize,
@@ -368,6 +391,7 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
             adam_eps: r.num("optimizer.adam_eps"),
             adam_weight_decay: r.num("optimizer.adam_weight_decay"),
             clip: r.num("optimizer.clip"),
+            expert_clip: r.num("optimizer.expert_clip"),
         },
         schedule: ScheduleSpec {
             kind: match r.text("schedule.kind").as_deref() {
@@ -402,7 +426,9 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
             asynchronous: r.flag("checkpoint.async"),
             keep_last: r.int_opt("checkpoint.keep_last"),
             keep_every: r.int_opt("checkpoint.keep_every"),
+            incremental: r.flag("checkpoint.incremental"),
         },
+        guards: r.guards(),
         eval: Eval { every: r.int_opt("eval.every"), tokens: r.int_opt("eval.tokens") },
         metrics: Metrics { every: r.int("metrics.every") },
         parallel: r.parallel(),

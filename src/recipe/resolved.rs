@@ -22,6 +22,7 @@ pub struct Recipe {
     pub schedule: ScheduleSpec,
     pub router: Router,
     pub checkpoint: Checkpoint,
+    pub guards: Guards,
     pub eval: Eval,
     pub metrics: Metrics,
     pub parallel: Parallel,
@@ -110,6 +111,8 @@ pub struct Optimizer {
     pub adam_weight_decay: f64,
     /// Largest global gradient norm; 0 = never clipped.
     pub clip: f64,
+    /// Largest gradient norm of one expert; 0 = never clipped.
+    pub expert_clip: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +167,42 @@ pub struct Checkpoint {
     /// None = all are kept.
     pub keep_last: Option<u64>,
     pub keep_every: Option<u64>,
+    /// Files that did not change are not written again.
+    pub incremental: bool,
+}
+
+/// What becomes of a batch that is not to be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// The run ends.
+    Stop,
+    /// The batch is passed over.
+    Skip,
+    /// The run goes back to its last checkpoint, and passes over all batches since.
+    Rollback,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpikePolicy {
+    /// Spikes are not looked for.
+    Off,
+    /// The batch is applied, and the spike told.
+    Tell,
+    Refuse(Remedy),
+}
+
+/// Batches that are refused.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Guards {
+    pub non_finite: Remedy,
+    pub spike: SpikePolicy,
+    /// Accepted steps.
+    pub spike_window: usize,
+    /// Robust standard deviations.
+    pub spike_threshold: f64,
+    pub limit: u64,
+    /// First and last numbers of batches in the run.
+    pub skip_batches: Vec<[u64; 2]>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -253,6 +292,7 @@ impl PartialEq for Recipe {
                 &self.schedule,
                 &self.router,
                 &self.checkpoint,
+                &self.guards,
                 &self.eval,
                 &self.metrics,
                 &self.parallel,
@@ -262,6 +302,7 @@ impl PartialEq for Recipe {
                 &other.schedule,
                 &other.router,
                 &other.checkpoint,
+                &other.guards,
                 &other.eval,
                 &other.metrics,
                 &other.parallel,

@@ -71,6 +71,8 @@ pub enum Kind {
     Duration,
     /// A table of numbers, one per data source.
     Weights,
+    /// An array of whole numbers and of pairs of a first and a last one.
+    Batches,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -98,6 +100,8 @@ pub enum Value {
     /// Whole seconds.
     Duration(std::time::Duration),
     Weights(Vec<(String, f64)>),
+    /// First and last ones.
+    Spans(Vec<[u64; 2]>),
 }
 
 impl Range {
@@ -159,6 +163,7 @@ impl Kind {
             Self::ChoiceOrArray(of) => format!("{}, or an array of these", choices(of)),
             Self::Duration => "a duration in quotes, such as \"90s\", \"30m\", \"1h30m\"".into(),
             Self::Weights => "a table of numbers of at least 0, one per data source".into(),
+            Self::Batches => "an array of integers of at least 0 and of pairs [first, last] of them".into(),
         }
     }
 
@@ -228,6 +233,7 @@ impl Kind {
                 })
                 .collect::<Result<_, _>>()
                 .map(Value::Texts),
+            (Self::Batches, Data::Array(nodes)) => nodes.iter().map(span).collect::<Result<_, _>>().map(Value::Spans),
             (Self::Duration, Data::Text(s)) => units::parse_duration(s).map(Value::Duration),
             (Self::Duration, Data::Integer(n)) => Err(format!("a number without a unit: write \"{n}s\" for seconds")),
             (Self::Weights, Data::Table(members)) => members
@@ -252,6 +258,26 @@ fn integer(node: &Node, min: u64, max: u64) -> Result<Value, String> {
         Data::Float(x) if x.fract() == 0.0 && *x >= 0.0 && *x < 9e18 => Err(format!("write {}", *x as u64)),
         Data::Text(s) if s.trim().parse::<i64>().is_ok() => Err("remove the quotes".into()),
         _ => Err(String::new()),
+    }
+}
+
+/// A number, or the first and the last one.
+fn span(node: &Node) -> Result<[u64; 2], String> {
+    let number = |node: &Node| match &node.data {
+        Data::Integer(n) => u64::try_from(*n).ok(),
+        _ => None,
+    };
+    let pair = match &node.data {
+        Data::Array(nodes) => match nodes.as_slice() {
+            [first, last] => number(first).zip(number(last)),
+            _ => None,
+        },
+        _ => number(node).map(|n| (n, n)),
+    };
+    match pair {
+        Some((first, last)) if first <= last => Ok([first, last]),
+        Some((first, last)) => Err(format!("the pair [{first}, {last}] ends before it begins")),
+        None => Err(format!("one of its entries is {}", node.describe())),
     }
 }
 

@@ -94,6 +94,7 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     out.put("optimizer.adam_eps", o.adam_eps.into());
     out.put("optimizer.adam_weight_decay", o.adam_weight_decay.into());
     out.put("optimizer.clip", o.clip.into());
+    out.put("optimizer.expert_clip", o.expert_clip.into());
 
     out.put("schedule.kind", kind_name(r.schedule.kind).into());
     out.put("schedule.lr", r.schedule.lr.into());
@@ -124,6 +125,8 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     out.put("checkpoint.async", Value::from(r.checkpoint.asynchronous));
     out.some("checkpoint.keep_last", r.checkpoint.keep_last, int);
     out.some("checkpoint.keep_every", r.checkpoint.keep_every, int);
+    out.put("checkpoint.incremental", Value::from(r.checkpoint.incremental));
+    guards(r, &mut out);
     out.some("eval.every", r.eval.every, int);
     out.some("eval.tokens", r.eval.tokens, int);
     out.put("metrics.every", int(r.metrics.every));
@@ -150,6 +153,30 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
         put("weights", Value::InlineTable(weights));
     }
     out.0
+}
+
+fn guards(r: &Recipe, out: &mut Flat) {
+    let g = &r.guards;
+    let remedy = |remedy| match remedy {
+        Remedy::Stop => "stop",
+        Remedy::Skip => "skip",
+        Remedy::Rollback => "rollback",
+    };
+    let spike = match g.spike {
+        SpikePolicy::Off => "off",
+        SpikePolicy::Tell => "tell",
+        SpikePolicy::Refuse(what) => remedy(what),
+    };
+    let span = |[first, last]: &[u64; 2]| match first == last {
+        true => int(*first),
+        false => Value::Array([int(*first), int(*last)].into_iter().collect()),
+    };
+    out.put("guards.non_finite", remedy(g.non_finite).into());
+    out.put("guards.spike", spike.into());
+    out.put("guards.spike_window", int(g.spike_window as u64));
+    out.put("guards.spike_threshold", g.spike_threshold.into());
+    out.put("guards.limit", int(g.limit));
+    out.put("guards.skip_batches", Value::Array(g.skip_batches.iter().map(span).collect()));
 }
 
 fn parallel(r: &Recipe, out: &mut Flat) {

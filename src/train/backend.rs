@@ -166,7 +166,8 @@ impl Step {
             }
         };
         let mut state = OptimizerState::zeros(&cpu, &table, &own)?;
-        state.update(&cpu, &table, &mut params, &grads, &own, optimizer, 1.0, 1.0, false)?;
+        let scales = vec![1.0; table.specs.len()];
+        state.update(&cpu, &table, &mut params, &grads, &own, optimizer, 1.0, &scales, false)?;
         Ok(cpu.arena_use().peak)
     }
 

@@ -26,6 +26,7 @@ pub fn optimizer_config(r: &Recipe) -> OptimizerConfig {
         adam_eps: o.adam_eps as f32,
         adam_weight_decay: o.adam_weight_decay as f32,
         clip: (o.clip > 0.0).then_some(o.clip),
+        expert_clip: (o.expert_clip > 0.0).then_some(o.expert_clip),
     }
 }
 

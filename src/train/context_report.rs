@@ -117,7 +117,7 @@ impl<E: Engine> Measure<'_, E> {
         }
         if let Some(mesh) = self.sharing.mesh() {
             let mut counts = [vec![hits.unwrap_or(0)]];
-            share_results(&mesh.world, &mut loss, &mut counts)?;
+            share_results(&mesh.world, "losses and hits of held-out windows", &mut loss, &mut counts, &mut [])?;
             hits = hits.map(|_| counts[0][0]);
         }
         Ok(Some((loss, hits.filter(|_| count_hits))))

@@ -42,6 +42,9 @@ struct Line<'a> {
     stage: Option<&'a str>,
     loss: f64,
     grad_norm: f64,
+    /// Experts whose gradient `optimizer.expert_clip` has clipped; absent when there were none.
+    #[serde(skip_serializing_if = "is_zero")]
+    clipped_experts: u64,
     lr: f64,
     tokens_per_s: f64,
     tokens_seen: u64,
@@ -91,6 +94,7 @@ pub fn line<'a>(
         stage,
         loss: report.mean_loss(),
         grad_norm: report.grad_norm,
+        clipped_experts: report.clipped_experts as u64,
         lr: report.lr,
         tokens_per_s,
         tokens_seen,
@@ -147,7 +151,32 @@ pub fn checkpoint_saved(step: u64, stall: Stall, saved: &Saved) -> Value {
         "wait_s": stall.wait_s,
         "write_s": saved.seconds,
         "bytes": saved.bytes,
+        "reused_bytes": saved.reused_bytes,
     })
+}
+
+/// The event of a batch that was not applied. `numbers`: mean loss and gradient norm; null where they are no numbers.
+pub fn batch_refused(step: u64, batch: u64, why: &str, policy: &str, numbers: Option<(f64, f64)>) -> Value {
+    let (loss, grad_norm) = numbers.unzip();
+    json!({
+        "event": "batch_refused",
+        "at_step": step,
+        "batch": batch,
+        "why": why,
+        "policy": policy,
+        "loss": loss,
+        "grad_norm": grad_norm,
+    })
+}
+
+/// The event of a step that stands out and was applied all the same.
+pub fn spike(step: u64, why: &str, loss: f64, grad_norm: f64) -> Value {
+    json!({"event": "spike", "at_step": step, "why": why, "loss": loss, "grad_norm": grad_norm})
+}
+
+/// The event of a way back to a checkpoint; `batches`: the first and the last one that are passed over.
+pub fn rolled_back(from: u64, to: u64, batches: [u64; 2]) -> Value {
+    json!({"event": "rolled_back", "at_step": from, "to_step": to, "batches": batches})
 }
 
 /// The event of a look at long context, before or after training.

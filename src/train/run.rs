@@ -1,5 +1,6 @@
 //! A whole run: start or resume, the loop, saving, stopping.
 
+mod guarding;
 mod saving;
 
 use std::path::{Path, PathBuf};
@@ -14,14 +15,16 @@ use super::config::{balance_config, loader_config, source_specs};
 use super::context_report::Measure;
 use super::engine::Engine;
 use super::extend::Extend;
+use super::guards::Guards;
 use super::lock::RunLock;
 use super::profile::{DATA, Profile, STEP};
 use super::ranks;
 use super::report::{self, Timing};
+use super::spans::Spans;
 use super::stages::{self, DataState, Ended, Kept, Leg};
 use super::start::{check_tokenizer, claim, open_init, open_validation, refuse_other_tokenizer, tell_changes};
 use super::state::TrainState;
-use super::step::{StepConfig, StepReport, agree, step};
+use super::step::{Attempt, StepConfig, StepReport, Watch, agree, step};
 use super::stop::{Outcome, Stop};
 use super::validate::{NamedSet, Score, score};
 use super::writer::Writer;
@@ -145,14 +148,21 @@ pub(super) struct Run<'a, E: Engine> {
     stop: &'a Stop,
     state: TrainState<E::B>,
     loader: Loader,
+    /// Batches that were drawn and not trained on, by their number in the run.
+    refused: Spans,
+    /// Batches that the recipe wants passed over.
+    to_skip: Spans,
+    guards: Guards,
     validation: Vec<NamedSet>,
     tokenizer_hash: Option<String>,
     data_fingerprint: String,
     kept: Kept,
     /// Whether there was a checkpoint to begin with.
     resumed: bool,
-    /// Step of the newest checkpoint of this state.
-    saved_step: Option<u64>,
+    /// How far the newest checkpoint is: what `next_batch` was then, which no two states of a run share.
+    saved: Option<u64>,
+    /// The same of the save that was begun last.
+    saving: u64,
     /// Of the first rank: writes checkpoints while training goes on.
     writer: Writer,
 }
@@ -207,6 +217,7 @@ impl<'a, E: Engine> Run<'a, E> {
             }
             .with_context(|| format!("starting from {}", dir.display()))?;
         }
+        let mut guards = Guards::new(&recipe.guards);
         if let Some(from) = from {
             let meta = from.meta();
             if meta.data_fingerprint.as_deref() != Some(data_fingerprint.as_str()) {
@@ -217,8 +228,10 @@ impl<'a, E: Engine> Run<'a, E> {
                 )));
             }
             state.load(engine.backend(), from).with_context(|| format!("resuming from {}", from.dir().display()))?;
+            guards.restore(&meta.guards).with_context(|| format!("resuming from {}", from.dir().display()))?;
             if let Some(mixture) = &data.mixture {
-                loader.restore(state.step - steps_before, mixture)?;
+                // In batches of the stage, those that were refused included.
+                loader.restore(state.step + data.refused.count() - data.refused.after_steps(steps_before), mixture)?;
             }
         }
         let mut writer = Writer::default();
@@ -237,7 +250,7 @@ impl<'a, E: Engine> Run<'a, E> {
             leg.kept.first = Some(First { metrics: MetricsWriter::append(&dir.join(METRICS_FILE))?, _lock: lock });
         }
         let resumed = from.is_some();
-        let saved_step = resumed.then_some(state.step);
+        let saving = state.step + data.refused.count();
         let mut run = Self {
             engine,
             sharing,
@@ -250,12 +263,16 @@ impl<'a, E: Engine> Run<'a, E> {
             stop,
             state,
             loader,
+            refused: data.refused,
+            to_skip: recipe.guards.skip_batches.iter().copied().collect(),
+            guards,
             validation,
             tokenizer_hash,
             data_fingerprint,
             kept: leg.kept,
             resumed,
-            saved_step,
+            saved: resumed.then_some(saving),
+            saving,
             writer,
         };
         if let Some(asked) = reduced_from {
@@ -273,12 +290,14 @@ impl<'a, E: Engine> Run<'a, E> {
         self.sharing.at(self.state.step + 1, phase);
     }
 
-    /// Why to end now, agreed by all ranks.
+    /// Why to end now, agreed by all ranks, where no step is about to be made.
     fn agreed_reason(&self) -> Result<Option<Outcome>> {
-        let Some(world) = self.world() else { return Ok(self.stop.reason()) };
-        self.at("between steps");
-        let codes = world.all_gather_values("reasons to stop", self.stop.code())?;
-        Ok(Stop::reason_of(codes.into_iter().max().unwrap_or(0)))
+        let mut votes = self.stop.votes();
+        if let Some(world) = self.world() {
+            self.at("between steps");
+            world.all_reduce("reasons to stop", &mut votes.0)?;
+        }
+        Ok(votes.reason())
     }
 
     /// Step after which the stage ends.
@@ -362,12 +381,11 @@ impl<'a, E: Engine> Run<'a, E> {
 
         let mut validated = true;
         let outcome = loop {
-            if self.state.step >= until && validated {
-                break end;
+            if self.state.step >= until {
+                // A validation that was cut short is made up for by whoever resumes.
+                break if validated { end } else { self.agreed_reason()?.or(end) };
             }
-            if let Some(reason) = self.agreed_reason()? {
-                break Some(reason);
-            }
+            self.pass_over_named();
             failpoint::hit_at("step", self.state.step)?;
             let nth = self.state.step + 1 - start;
             profile.iter_mut().for_each(|p| p.before(nth));
@@ -378,11 +396,29 @@ impl<'a, E: Engine> Run<'a, E> {
             drop(reading);
             let data_s = started.elapsed().as_secs_f64();
             let lr = schedule.lr_at(self.state.step - self.steps_before);
-            let interrupted = || self.stop.signalled().is_some();
-            let done = step(&self.engine, &mut self.state, &cfg, self.sharing, &batches, lr, &interrupted);
-            // Interrupted between two micro-batches: the step has not happened.
-            let Some(report) = done.inspect_err(|_| self.sync_metrics())? else { continue };
+            let batch = self.next_batch();
+            let (stop, guards) = (self.stop, &self.guards);
+            let watch = Watch {
+                batch,
+                votes: &|| stop.votes(),
+                interrupted: &|| stop.signalled().is_some(),
+                judge: &|loss, norm| guards.judge(loss, norm),
+            };
+            let attempt = step(&self.engine, &mut self.state, &cfg, self.sharing, &batches, lr, &watch);
+            let report = match attempt.inspect_err(|_| self.sync_metrics())? {
+                Attempt::Done(report) => report,
+                Attempt::Stopped(votes) => break votes.reason(),
+                // The step has not happened, and what interrupted it is seen before the next one.
+                Attempt::Interrupted => continue,
+                Attempt::Refused(refusal) => {
+                    self.refuse(&refusal).inspect_err(|_| self.sync_metrics())?;
+                    continue;
+                }
+            };
             drop(recorded);
+            if report.updated {
+                self.accept(report.mean_loss(), report.grad_norm);
+            }
             profile.iter_mut().for_each(|p| p.after(nth));
             let waits = self.sharing.take_waits();
             let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops, waits };
@@ -415,7 +451,7 @@ impl<'a, E: Engine> Run<'a, E> {
         progress.iter().for_each(Progress::finish);
         self.finish_save()?;
         // Only the first rank knows what is saved.
-        if agree(self.world(), self.kept.first.is_some() && self.saved_step != Some(self.state.step))? {
+        if agree(self.world(), self.kept.first.is_some() && self.saved != Some(self.next_batch()))? {
             self.save_now(true)?;
         }
         if outcome == Some(Outcome::Finished) && self.options.extend.is_some() {
@@ -464,7 +500,7 @@ impl<'a, E: Engine> Run<'a, E> {
         layout
             .micro_batches(rank, sequences, train.sequences_at_once())
             .into_iter()
-            .map(|s| self.loader.batch(self.state.step - self.steps_before, s))
+            .map(|s| self.loader.batch(self.next_of_stage(), s))
             .collect()
     }
 
@@ -528,9 +564,10 @@ impl<'a, E: Engine> Run<'a, E> {
     fn data_state(&self) -> Result<DataState> {
         let several = self.whole.num_stages() > 1;
         Ok(DataState {
-            mixture: self.loader.state_at(self.state.step - self.steps_before)?,
+            mixture: self.loader.state_at(self.next_of_stage())?,
             stage: several.then_some(self.stage),
             earlier_tokens: several.then(|| self.earlier_tokens.clone()),
+            refused: self.refused.clone(),
         })
     }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::lock::RunLock;
 use super::report;
 use super::run::{First, Options};
+use super::spans::Spans;
 use super::start::{claim_existing, find_start, refuse_other_run};
 use super::stop::Outcome;
 use crate::checkpoint::{self, CKPT_DIR, Checkpoint};
@@ -60,10 +61,13 @@ pub(super) struct DataState {
     /// Tokens of each source that the stages before have used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub earlier_tokens: Option<Vec<u64>>,
+    /// Batches that were drawn and not trained on, by their number in the run.
+    #[serde(default, skip_serializing_if = "Spans::is_empty")]
+    pub refused: Spans,
 }
 
 impl DataState {
-    fn of(from: &Checkpoint) -> Result<Self> {
+    pub(super) fn of(from: &Checkpoint) -> Result<Self> {
         serde_json::from_value(from.meta().loader.clone())
             .with_context(|| format!("{}: the loader's state in the manifest", from.dir().display()))
     }
@@ -74,6 +78,8 @@ pub(super) struct DataStart {
     pub earlier_tokens: Vec<u64>,
     /// None at the stage's first step.
     pub mixture: Option<MixtureState>,
+    /// Batches that were drawn and not trained on.
+    pub refused: Spans,
 }
 
 impl Leg<'_> {
@@ -89,13 +95,16 @@ impl Leg<'_> {
 
     pub fn data_start(&self) -> Result<DataStart> {
         let sources = self.whole.data.sources.len();
-        let Some(from) = &self.from else { return Ok(DataStart { earlier_tokens: vec![0; sources], mixture: None }) };
+        let Some(from) = &self.from else {
+            return Ok(DataStart { earlier_tokens: vec![0; sources], mixture: None, refused: Spans::default() });
+        };
         let state = DataState::of(from)?;
+        let refused = state.refused;
         let trained = state.stage.unwrap_or(0);
         let mut earlier_tokens = state.earlier_tokens.unwrap_or_else(|| vec![0; sources]);
         let fits = earlier_tokens.len() == sources && state.mixture.counts.len() == sources;
         if trained == self.stage && earlier_tokens.len() == sources {
-            return Ok(DataStart { earlier_tokens, mixture: Some(state.mixture) });
+            return Ok(DataStart { earlier_tokens, mixture: Some(state.mixture), refused });
         }
         let stage = self.whole.stage(trained).filter(|_| fits && trained + 1 == self.stage);
         let stage = stage.with_context(|| {
@@ -107,7 +116,11 @@ impl Leg<'_> {
                 self.stage
             )
         })?;
-        let samples = stage.train.steps * stage.train.sequences_per_step();
+        let ends = self.whole.stage_ends();
+        let before = trained.checked_sub(1).map_or(0, |last| ends[last]);
+        // A step each, and what was refused in between.
+        let batches = refused.after_steps(ends[trained]) - refused.after_steps(before);
+        let samples = batches * stage.train.sequences_per_step();
         ensure!(
             state.mixture.samples == samples,
             "{}: stage {trained} ends after {samples} samples, but the data state in the manifest is at {}",
@@ -117,7 +130,7 @@ impl Leg<'_> {
         for (tokens, count) in earlier_tokens.iter_mut().zip(&state.mixture.counts) {
             *tokens += count * stage.train.seq_len as u64;
         }
-        Ok(DataStart { earlier_tokens, mixture: None })
+        Ok(DataStart { earlier_tokens, mixture: None, refused })
     }
 }
 

@@ -19,6 +19,22 @@ pub enum Outcome {
     Signal(i32),
 }
 
+/// How many ranks want the run to end for each reason: the time limit, SIGINT, SIGTERM. Votes of several ranks add up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Votes(pub [u64; 3]);
+
+impl Votes {
+    pub fn any(self) -> bool {
+        self.0.iter().any(|count| *count > 0)
+    }
+
+    /// The strongest reason among them.
+    pub fn reason(self) -> Option<Outcome> {
+        let reasons = [Outcome::TimeLimit, Outcome::Signal(SIGINT), Outcome::Signal(SIGTERM)];
+        reasons.into_iter().zip(self.0).rev().find_map(|(reason, count)| (count > 0).then_some(reason))
+    }
+}
+
 #[derive(Clone)]
 pub struct Stop {
     signal: Arc<AtomicUsize>,
@@ -49,22 +65,14 @@ impl Stop {
         }
     }
 
-    /// What this rank has seen, as a number that a later or stronger reason exceeds.
-    pub fn code(&self) -> u64 {
-        match self.reason() {
-            None => 0,
-            Some(Outcome::Signal(s)) => 2 + s as u64,
-            Some(_) => 1,
-        }
-    }
-
-    /// The reason that a number stands for.
-    pub fn reason_of(code: u64) -> Option<Outcome> {
-        match code {
-            0 => None,
-            1 => Some(Outcome::TimeLimit),
-            s => Some(Outcome::Signal((s - 2) as i32)),
-        }
+    /// This rank's votes.
+    pub fn votes(&self) -> Votes {
+        Votes(match self.reason() {
+            None => [0, 0, 0],
+            Some(Outcome::Signal(SIGTERM)) => [0, 0, 1],
+            Some(Outcome::Signal(_)) => [0, 1, 0],
+            Some(_) => [1, 0, 0],
+        })
     }
 
     /// Why to end now, between two steps.

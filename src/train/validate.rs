@@ -69,8 +69,7 @@ pub fn score<E: Engine>(
         return Ok(None);
     }
     if let Some(mesh) = sharing.mesh() {
-        share_results(&mesh.world, &mut loss, &mut [])?;
-        mesh.world.all_reduce("losses of held-out windows", &mut sums)?;
+        share_results(&mesh.world, "losses of held-out windows", &mut loss, &mut [], &mut [&mut sums])?;
     }
     loss.sum = sums.iter().sum();
     Ok(Some(Score { name: named.name.clone(), loss, bytes_per_token: set.bytes_per_token() }))

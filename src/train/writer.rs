@@ -1,6 +1,6 @@
 //! The thread that writes a checkpoint while training goes on. One save is in flight at a time.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,6 +10,8 @@ use rayon::ThreadPoolBuilder;
 
 use super::staging::Staging;
 use crate::checkpoint::{self, Meta, RetainPolicy, SaveOptions, Saved, TensorInfo};
+use crate::model::ParamTable;
+use crate::model::params::{OptimKind, ParamGroup};
 
 /// Seconds that training stood still for a save.
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,29 +35,48 @@ pub struct Finished {
 pub struct Order {
     pub root: PathBuf,
     pub meta: Meta,
+    pub options: SaveOptions,
     /// None: all checkpoints are kept.
     pub retain: Option<RetainPolicy>,
 }
 
 impl Order {
-    /// Commits the checkpoint, then deletes old ones.
-    pub fn carry_out(&self, save: impl FnOnce(&Path, &Meta) -> Result<Saved>) -> (Result<Saved>, Vec<String>) {
-        let saved = save(&self.root, &self.meta);
+    /// Commits the checkpoint, then deletes old ones and what they alone held.
+    pub fn carry_out(&self, save: impl FnOnce(&Self) -> Result<Saved>) -> (Result<Saved>, Vec<String>) {
+        let saved = save(self);
         let mut notes = Vec::new();
-        if let (Ok(_), Some(policy)) = (&saved, &self.retain) {
+        if saved.is_err() {
+            return (saved, notes);
+        }
+        if let Some(policy) = &self.retain {
             match checkpoint::retain(&self.root, policy) {
                 Ok(done) => notes = done.notes,
                 Err(e) => notes.push(format!("old checkpoints could not be looked through: {e:#}")),
             }
+        }
+        match checkpoint::collect_garbage(&self.root) {
+            Ok(more) => notes.extend(more),
+            Err(e) => notes.push(format!("the pool could not be looked through: {e:#}")),
         }
         (saved, notes)
     }
 }
 
 /// Of a training state: whole, and only of finite numbers. Such a state trains no further; saved, it would be the one to resume from, and
-/// push good ones out.
-pub fn save_options() -> SaveOptions {
-    SaveOptions { finite: true, ..SaveOptions::default() }
+/// push good ones out. With a pool, what may stand still (routers that are frozen, balancing biases between updates) lies apart from what moves
+/// in every step.
+pub fn save_options(pool: bool, table: &ParamTable, tensors: &[TensorInfo]) -> SaveOptions {
+    let group = |t: &TensorInfo| {
+        let param = checkpoint::split_opt_name(&t.name).map_or(t.name.as_str(), |(param, _)| param);
+        let spec = table.find(param).map(|id| &table.specs[id]);
+        match spec.map(|spec| (spec.group, spec.optim)) {
+            Some((_, OptimKind::Balance)) => 2,
+            Some((ParamGroup::Router, _)) => 1,
+            _ => 0,
+        }
+    };
+    let groups = if pool { tensors.iter().map(group).collect() } else { Vec::new() };
+    SaveOptions { finite: true, pool, groups, ..SaveOptions::default() }
 }
 
 struct InFlight {
@@ -148,11 +169,8 @@ impl Writer {
 }
 
 fn write(order: &Order, staging: &Staging) -> (Result<Saved>, Vec<String>) {
-    let carry_out = || {
-        let save =
-            |root: &Path, meta: &Meta| checkpoint::save_slices(root, meta, staging.tensors(), &staging.slices(), &save_options());
-        order.carry_out(save)
-    };
+    let carry_out =
+        || order.carry_out(|o| checkpoint::save_slices(&o.root, &o.meta, staging.tensors(), &staging.slices(), &o.options));
     // What verifies an old checkpoint is to stay on one thread: the others compute.
     match ThreadPoolBuilder::new().num_threads(1).build() {
         Ok(pool) => pool.install(carry_out),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use zaya::checkpoint::{self, Checkpoint, Dtype, Meta, RetainPolicy, SaveOptions, TensorInfo};
+use zaya::checkpoint::{self, Checkpoint, Dtype, Meta, RetainPolicy, SaveOptions, Saved, TensorInfo};
 use zaya::model::params::ParamTable;
 use zaya::model::presets;
 use zaya::optim::balance::Rule;
@@ -46,9 +46,29 @@ pub fn toy_meta(step: u64, version: u64) -> Meta {
 }
 
 pub fn save_toy(root: &Path, step: u64, version: u64) -> anyhow::Result<PathBuf> {
+    Ok(save_toy_with(root, step, version, &tiny())?.dir)
+}
+
+pub fn save_toy_with(root: &Path, step: u64, version: u64, options: &SaveOptions) -> anyhow::Result<Saved> {
     let tensors = toy_tensors();
     let mut read = |i: usize| Ok(toy_values(&tensors[i], i, version));
-    Ok(checkpoint::save(root, &toy_meta(step, version), &tensors, &mut read, &tiny())?.dir)
+    checkpoint::save(root, &toy_meta(step, version), &tensors, &mut read, options)
+}
+
+/// Hashes of the objects in a pool, sorted.
+pub fn objects(root: &Path) -> Vec<String> {
+    let folders = fs::read_dir(root.join("objects")).unwrap().map(|e| e.unwrap());
+    let mut out = Vec::new();
+    for folder in folders {
+        for file in fs::read_dir(folder.path()).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            let hash = name.strip_suffix(".safetensors").unwrap().to_string();
+            assert!(hash.starts_with(folder.file_name().to_str().unwrap()) && hash.len() == 64, "{name}");
+            out.push(hash);
+        }
+    }
+    out.sort();
+    out
 }
 
 /// Is every tensor of this checkpoint, to the bit, that of one version?

@@ -18,7 +18,7 @@ use zaya::tensor::cpu::Cpu;
 use zaya::train::backend::Step;
 use zaya::train::engine::Native;
 use zaya::train::state::TrainState;
-use zaya::train::step::{StepConfig, step};
+use zaya::train::step::{StepConfig, Watch, step};
 
 /// Counts what threads allocate that asked for it; otherwise the system's allocator.
 struct Counting;
@@ -101,7 +101,10 @@ impl Trainer {
     fn step(&mut self, n: u32) {
         // Two micro-batches, to see gradients accumulate.
         let alone = Alone::new(&self.state.table);
-        step(&self.engine, &mut self.state, &self.cfg, &alone, &[batch(n), batch(n + 100)], 1e-3, &|| false).unwrap().unwrap();
+        step(&self.engine, &mut self.state, &self.cfg, &alone, &[batch(n), batch(n + 100)], 1e-3, &Watch::NONE)
+            .unwrap()
+            .done()
+            .unwrap();
     }
 
     fn weights(&self) -> Vec<Vec<u32>> {
@@ -187,7 +190,7 @@ fn a_step_allocates_no_buffers() {
         let before = LARGE.load(Ordering::Relaxed);
         for pair in batches.chunks(2) {
             let alone = Alone::new(&trainer.state.table);
-            step(&trainer.engine, &mut trainer.state, &trainer.cfg, &alone, pair, 1e-3, &|| false).unwrap().unwrap();
+            step(&trainer.engine, &mut trainer.state, &trainer.cfg, &alone, pair, 1e-3, &Watch::NONE).unwrap().done().unwrap();
         }
         assert_eq!(LARGE.load(Ordering::Relaxed) - before, 0, "buffers of {LARGE_BYTES} bytes or more");
     });

@@ -4,6 +4,7 @@ mod balance;
 mod bench;
 mod checkpoint;
 mod checkpoint_kill;
+mod checkpoint_pool;
 mod cpu_step;
 mod data;
 mod encoder;

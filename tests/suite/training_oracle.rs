@@ -12,14 +12,14 @@ use zaya::tensor::cpu::Cpu;
 use zaya::train::candle_engine::Candle;
 use zaya::train::engine::{Engine, Native};
 use zaya::train::state::TrainState;
-use zaya::train::step::{StepConfig, StepReport};
+use zaya::train::step::{StepConfig, StepReport, Watch};
 
 use crate::fixtures::*;
 
 /// A step that nothing interrupts.
 fn step<E: Engine>(engine: &E, state: &mut TrainState<E::B>, cfg: &StepConfig, batches: &[Batch], lr: f64) -> StepReport {
     let alone = Alone::new(&state.table);
-    zaya::train::step::step(engine, state, cfg, &alone, batches, lr, &|| false).unwrap().unwrap()
+    zaya::train::step::step(engine, state, cfg, &alone, batches, lr, &Watch::NONE).unwrap().done().unwrap()
 }
 
 fn f32s(t: &candle_core::Tensor) -> Vec<f32> {

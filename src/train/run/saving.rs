@@ -43,6 +43,7 @@ impl<E: Engine> Run<'_, E> {
         }
         let stall = Stall { whole_s: began.elapsed().as_secs_f64(), wait_s };
         let step = self.state.step;
+        self.saving = self.next_batch();
         if let Err(e) = self.order().and_then(|order| self.writer.start(order, stall)) {
             self.told(Finished { step, stall, saved: Err(e), notes: Vec::new() }, false)?;
         }
@@ -132,9 +133,9 @@ impl<E: Engine> Run<'_, E> {
         let tensors = self.state.tensors();
         let order = self.order();
         let (saved, notes) = match &order {
-            Ok(order) => order.carry_out(|root, meta| {
+            Ok(order) => order.carry_out(|o| {
                 let mut read = |i: usize| self.read_tensor(&tensors, i);
-                checkpoint::save(root, meta, &tensors, &mut read, &save_options())
+                checkpoint::save(&o.root, &o.meta, &tensors, &mut read, &o.options)
             }),
             Err(e) => (Err(anyhow::anyhow!("{e:#}")), Vec::new()),
         };
@@ -142,6 +143,7 @@ impl<E: Engine> Run<'_, E> {
         // What is saved is saved; that other ranks are lost shows in the next operation.
         let saved = saved.or_else(|e| told.map_err(|lost| lost.context(RanksLost)).and(Err(e)));
         let stall = Stall { whole_s: began.elapsed().as_secs_f64(), wait_s: 0.0 };
+        self.saving = self.next_batch();
         self.told(Finished { step: self.state.step, stall, saved, notes }, last)
     }
 
@@ -176,6 +178,7 @@ impl<E: Engine> Run<'_, E> {
             tokenizer_hash: self.tokenizer_hash.clone(),
             data_fingerprint: Some(self.data_fingerprint.clone()),
             loader: serde_json::to_value(self.data_state()?)?,
+            guards: self.guards.to_value()?,
             recipe: self.written_recipe().to_toml(),
             ..Meta::new(recipe.model.clone())
         };
@@ -186,7 +189,8 @@ impl<E: Engine> Run<'_, E> {
             // And where stages end: what follows may be done again in another way.
             protected: self.kept.resumed_from.into_iter().chain(self.borders()).collect(),
         });
-        Ok(Order { root: recipe.run.dir.join(CKPT_DIR), meta, retain })
+        let options = save_options(recipe.checkpoint.incremental, &self.state.table, &self.state.tensors());
+        Ok(Order { root: recipe.run.dir.join(CKPT_DIR), meta, options, retain })
     }
 
     /// Tells of a save that has ended. The failure of the last one is returned.
@@ -194,7 +198,7 @@ impl<E: Engine> Run<'_, E> {
         let Finished { step, stall, saved, notes } = finished;
         match saved {
             Ok(saved) => {
-                self.saved_step = Some(step);
+                self.saved = Some(self.saving);
                 saved.notes.iter().chain(&notes).for_each(|n| tell!("warning: {n}"));
                 self.write_metrics(&report::checkpoint_saved(step, stall, &saved));
                 Ok(())

@@ -11,7 +11,7 @@ use zaya::tensor::backend::Batch;
 use zaya::tensor::cpu::Cpu;
 use zaya::train::engine::{Engine, Native};
 use zaya::train::state::TrainState;
-use zaya::train::step::{StepConfig, step};
+use zaya::train::step::{StepConfig, Watch, step};
 
 use super::HandleBackend;
 
@@ -59,7 +59,7 @@ fn start<B: Backend>(backend: B) -> (Native<B>, TrainState<B>) {
 fn train<E: Engine>(engine: &E, state: &mut TrainState<E::B>, steps: usize) -> Vec<f64> {
     let cfg = StepConfig { optimizer: OptimizerConfig::default(), router_freeze_tokens: 0, by_sequence: None };
     let alone = Alone::new(&state.table);
-    let mut one = || step(engine, state, &cfg, &alone, &micro_batches(), 0.02, &|| false).unwrap().unwrap().mean_loss();
+    let mut one = || step(engine, state, &cfg, &alone, &micro_batches(), 0.02, &Watch::NONE).unwrap().done().unwrap().mean_loss();
     (0..steps).map(|_| one()).collect()
 }
 

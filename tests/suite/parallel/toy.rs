@@ -21,7 +21,7 @@ use zaya::tensor::cpu::router::{Routing, Saved};
 use zaya::tensor::cpu::{Buf, Cpu};
 use zaya::train::engine::{Engine, Native};
 use zaya::train::state::TrainState;
-use zaya::train::step::{StepConfig, step};
+use zaya::train::step::{StepConfig, Watch, step};
 
 pub const STEPS: u64 = 5;
 /// Sequences of a global batch.
@@ -237,7 +237,7 @@ fn train(sharing: &dyn Sharing<Cpu>, l: Layout1, data: Data, seed: u64) -> Train
             .into_iter()
             .map(|range| batch(data, s, range))
             .collect();
-        let report = step(&engine, &mut state, &cfg, sharing, &batches, 2e-3, &|| false).unwrap().unwrap();
+        let report = step(&engine, &mut state, &cfg, sharing, &batches, 2e-3, &Watch::NONE).unwrap().done().unwrap();
         out.losses.push(report.mean_loss());
         out.norms.push(report.grad_norm);
         out.counts.push(report.expert_counts);

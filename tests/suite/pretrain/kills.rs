@@ -40,22 +40,36 @@ fn at_every_step_in(lab: &Lab) {
 
 #[test]
 fn at_every_point_of_a_save() {
-    Lab::both().iter().for_each(at_every_point_of_a_save_in);
+    for lab in Lab::both() {
+        let newest =
+            at_every_point_of_a_save_in(&lab, &["--set", "checkpoint.keep_last=2"], |point| !point.starts_with("ckpt.pool"));
+        assert!(newest.len() > 2, "resumed from {newest:?}");
+    }
 }
 
-fn at_every_point_of_a_save_in(lab: &Lab) {
-    let retain = ["--set", "checkpoint.keep_last=2"];
-    lab.reference("whole", &retain);
+/// Routers that stand still are what the pool has to give.
+#[test]
+fn at_every_point_of_the_pool() {
+    for lab in Lab::both() {
+        let args = ["checkpoint.keep_last=2", "checkpoint.incremental=true", "router.freeze_tokens=1000"]
+            .map(|set| ["--set", set])
+            .concat();
+        at_every_point_of_a_save_in(&lab, &args, |point| point.starts_with("ckpt.pool"));
+    }
+}
+
+fn at_every_point_of_a_save_in(lab: &Lab, retain: &[&str], of_interest: fn(&str) -> bool) -> BTreeSet<String> {
+    lab.reference("whole", retain);
     assert_eq!(lab.steps("whole"), [8, 7]);
     // Step 3 is damaged, so that step 3 is saved over it: every point of the protocol is passed.
-    lab.run("start", &["--stop-at", "3"]).expect(0);
+    lab.run("start", &[retain, &["--stop-at", "3", "--set", "checkpoint.keep_last=3"]].concat()).expect(0);
     flip_a_bit(&lab.path("start/ckpt/step-00000003/weights-00000.safetensors"));
     let mut newest = BTreeSet::new();
-    for point in POINTS.iter().filter(|p| p.name.starts_with("ckpt.")) {
+    for point in POINTS.iter().filter(|p| p.name.starts_with("ckpt.") && of_interest(p.name)) {
         for n in [1, 2] {
             let run = format!("{}-{n}", point.name);
             copy_dir(&lab.path("start"), &lab.path(&run));
-            let args = [&retain[..], &["--resume"]].concat();
+            let args = [retain, &["--resume"]].concat();
             let done = lab.run_failing(&run, &format!("{}:kill@{n}", point.name), &args);
             if done.code == Some(0) {
                 // Passed once in this run.
@@ -73,7 +87,7 @@ fn at_every_point_of_a_save_in(lab: &Lab) {
             fs::remove_dir_all(lab.path(&run)).unwrap();
         }
     }
-    assert!(newest.len() > 2, "resumed from {newest:?}");
+    newest
 }
 
 #[test]

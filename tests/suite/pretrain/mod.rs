@@ -3,6 +3,8 @@
 mod background;
 mod damage;
 mod extend;
+mod guards;
+mod incremental;
 mod kills;
 mod numbers;
 mod profile;
