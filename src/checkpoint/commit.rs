@@ -239,7 +239,7 @@ fn write_latest(root: &Path, name: &str) -> Result<()> {
 }
 
 /// Takes the lock of a folder of checkpoints; None where the file system has no locks.
-fn lock(root: &Path) -> Result<Option<File>> {
+pub(super) fn lock(root: &Path) -> Result<Option<File>> {
     let path = root.join(LOCK);
     let file = File::options()
         .create(true)

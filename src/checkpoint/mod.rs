@@ -27,6 +27,7 @@ mod manifest;
 mod names;
 mod pool;
 mod read;
+pub mod remote;
 pub mod repack;
 mod retain;
 mod source;

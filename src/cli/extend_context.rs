@@ -61,6 +61,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         engine: backend.engine(),
         ranks: args.ranks,
         resume: args.resume,
+        resume_from: None,
         stop_at: None,
         time_limit: None,
         init_from: None,

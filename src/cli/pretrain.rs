@@ -34,6 +34,11 @@ pub struct Args {
     #[arg(long)]
     pub resume: bool,
 
+    /// As --resume; where `run.dir` holds no checkpoint yet, the newest one is fetched from here first: an object store (s3://...,
+    /// gs://..., az://..., file:///...) or another run's directory. Every byte is verified.
+    #[arg(long, value_name = "URL|DIR")]
+    pub resume_from: Option<String>,
+
     /// Saves and ends once this many steps are done. The schedule still spans the recipe's run.
     #[arg(long, value_name = "STEP")]
     pub stop_at: Option<u64>,
@@ -109,7 +114,8 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     let options = Options {
         engine: backend.engine(),
         ranks: args.ranks,
-        resume: args.resume,
+        resume: args.resume || args.resume_from.is_some(),
+        resume_from: args.resume_from,
         stop_at: args.stop_at,
         time_limit: args.time_limit,
         init_from: args.init_from.map(|InitFrom::HuggingFace(dir)| dir),

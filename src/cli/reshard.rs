@@ -2,6 +2,7 @@
 
 mod diff;
 mod readers;
+mod remote;
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use indicatif::{HumanBytes, HumanCount, HumanDuration};
 
 use crate::checkpoint::repack::{RepackOptions, check_output, from_weights, repack};
 use crate::checkpoint::{
-    self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, ModelSource, is_optimizer, open_checkpoint,
+    self, CKPT_DIR, Checkpoint, Contents, Dtype, Entry, MANIFEST, Manifest, ModelSource, is_optimizer, open_checkpoint,
 };
 use crate::error::{bad_input, exit_code};
 use crate::hf::{self, StoredDtype};
@@ -52,10 +53,18 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Read every byte of a checkpoint, or of all checkpoints of a run, and compare it with the manifest's hashes.
+    /// Read every byte of a checkpoint, of all checkpoints of a run, or of those in an object store (s3://..., gs://..., az://...,
+    /// file:///...), and compare it with the manifest's hashes.
     Verify { dir: PathBuf },
-    /// List the checkpoints of a run.
+    /// List the checkpoints of a run, or those in an object store.
     Ls { run_dir: PathBuf },
+    /// Bring the newest whole checkpoint, or the one that the URL names, back from an object store; every byte is verified.
+    Fetch {
+        url: String,
+        /// Folder to write; must not exist yet, or be empty.
+        #[arg(long, value_name = "DIR")]
+        output: PathBuf,
+    },
     /// Show what a checkpoint holds.
     Inspect {
         dir: PathBuf,
@@ -81,8 +90,15 @@ enum DtypeArg {
 
 pub fn run(args: Args) -> Result<u8> {
     match args.command {
-        Some(Command::Verify { dir }) => verify(&dir),
-        Some(Command::Ls { run_dir }) => ls(&run_dir),
+        Some(Command::Verify { dir }) => match remote::url_of(&dir) {
+            Some(url) => remote::verify(url),
+            None => verify(&dir),
+        },
+        Some(Command::Ls { run_dir }) => match remote::url_of(&run_dir) {
+            Some(url) => remote::ls(url),
+            None => ls(&run_dir),
+        },
+        Some(Command::Fetch { url, output }) => remote::fetch(&url, &output),
         Some(Command::Inspect { dir, tensors }) => inspect(&dir, tensors),
         Some(Command::Diff { a, b }) => diff::run(&a, &b),
         None => {
@@ -201,20 +217,29 @@ fn ls(run_dir: &Path) -> Result<u8> {
         say!("{} holds no checkpoint", run_dir.display());
         return Ok(exit_code::OK);
     }
-    say!("{:>10} {:>16} {:>12} {:>10}  written", "step", "tokens", "size", "contents");
+    ls_head();
     for step in steps {
-        match Checkpoint::open(&root.join(checkpoint::step_dir(step))) {
-            Ok(c) => say!(
-                "{step:>10} {:>16} {:>12} {:>10}  {}",
-                HumanCount(c.meta().tokens_seen).to_string(),
-                HumanBytes(c.manifest().total_bytes()).to_string(),
-                contents_name(c.contents()),
-                age(c.manifest().written_unix_s)
-            ),
-            Err(e) => say!("{step:>10} not a valid checkpoint: {e:#}"),
-        }
+        let opened = Checkpoint::open(&root.join(checkpoint::step_dir(step)));
+        ls_line(step, opened.as_ref().map(Checkpoint::manifest));
     }
     Ok(exit_code::OK)
+}
+
+fn ls_head() {
+    say!("{:>10} {:>16} {:>12} {:>10}  written", "step", "tokens", "size", "contents");
+}
+
+fn ls_line(step: u64, manifest: std::result::Result<&Manifest, &anyhow::Error>) {
+    match manifest {
+        Ok(m) => say!(
+            "{step:>10} {:>16} {:>12} {:>10}  {}",
+            HumanCount(m.meta.tokens_seen).to_string(),
+            HumanBytes(m.total_bytes()).to_string(),
+            contents_name(m.contents),
+            age(m.written_unix_s)
+        ),
+        Err(e) => say!("{step:>10} not a valid checkpoint: {e:#}"),
+    }
 }
 
 fn inspect(dir: &Path, tensors: bool) -> Result<u8> {

@@ -8,6 +8,7 @@ use super::problems::{Origin, Problem};
 use super::resolved::*;
 use super::schema::Value;
 use super::{geometry, paths};
+use crate::checkpoint::remote::check_url;
 use crate::error::did_you_mean;
 use crate::model::config::{AttentionKind, ModelConfig, Rope, SkipMode};
 use crate::model::presets;
@@ -130,6 +131,14 @@ impl Reader<'_> {
     }
     fn problem(&mut self, path: &str, text: String) {
         self.problems.push(Problem::new(self.values.origin(path), text));
+    }
+
+    fn upload(&mut self) -> Option<String> {
+        let url = self.text("checkpoint.upload")?;
+        if let Err(why) = check_url(&url) {
+            self.problem("checkpoint.upload", format!("`checkpoint.upload`: {why}"));
+        }
+        Some(url)
     }
 
     fn guards(&self) -> Guards {
@@ -427,6 +436,11 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
             keep_last: r.int_opt("checkpoint.keep_last"),
             keep_every: r.int_opt("checkpoint.keep_every"),
             incremental: r.flag("checkpoint.incremental"),
+            upload: r.upload(),
+            upload_retry: match r.values.get("checkpoint.upload_retry") {
+                Some(Value::Duration(d)) => d,
+                _ => Duration::from_secs(180),
+            },
         },
         guards: r.guards(),
         eval: Eval { every: r.int_opt("eval.every"), tokens: r.int_opt("eval.tokens") },

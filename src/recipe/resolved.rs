@@ -169,6 +169,10 @@ pub struct Checkpoint {
     pub keep_every: Option<u64>,
     /// Files that did not change are not written again.
     pub incremental: bool,
+    /// URL of an object store.
+    pub upload: Option<String>,
+    /// How long a request to the store is tried again.
+    pub upload_retry: Duration,
 }
 
 /// What becomes of a batch that is not to be trusted.

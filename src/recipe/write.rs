@@ -126,6 +126,8 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     out.some("checkpoint.keep_last", r.checkpoint.keep_last, int);
     out.some("checkpoint.keep_every", r.checkpoint.keep_every, int);
     out.put("checkpoint.incremental", Value::from(r.checkpoint.incremental));
+    out.some("checkpoint.upload", r.checkpoint.upload.as_deref(), Value::from);
+    out.put("checkpoint.upload_retry", format_duration(r.checkpoint.upload_retry).into());
     guards(r, &mut out);
     out.some("eval.every", r.eval.every, int);
     out.some("eval.tokens", r.eval.tokens, int);

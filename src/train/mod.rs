@@ -19,6 +19,7 @@ mod start;
 pub mod state;
 pub mod step;
 pub mod stop;
+mod uploader;
 pub mod validate;
 mod writer;
 

@@ -12,6 +12,7 @@ use super::step::StepReport;
 use super::validate::Score;
 use super::writer::Stall;
 use crate::checkpoint::Saved;
+use crate::checkpoint::remote::Uploaded;
 use crate::monitor::metrics::last_step;
 use crate::optim::balance::ExpertLoad;
 use crate::parallel::exchange::Waits;
@@ -153,6 +154,23 @@ pub fn checkpoint_saved(step: u64, stall: Stall, saved: &Saved) -> Value {
         "bytes": saved.bytes,
         "reused_bytes": saved.reused_bytes,
     })
+}
+
+/// The event of a checkpoint that has arrived in a store, verified.
+pub fn checkpoint_uploaded(url: &str, uploaded: &Uploaded) -> Value {
+    json!({
+        "event": "checkpoint_uploaded",
+        "at_step": uploaded.step,
+        "url": url,
+        "bytes": uploaded.bytes,
+        "skipped_bytes": uploaded.skipped_bytes,
+        "seconds": uploaded.seconds,
+    })
+}
+
+/// The event of an upload that did not succeed.
+pub fn upload_failed(step: u64, failures: u64, url: &str, error: &anyhow::Error) -> Value {
+    json!({"event": "upload_failed", "at_step": step, "upload_failures": failures, "url": url, "error": format!("{error:#}")})
 }
 
 /// The event of a batch that was not applied. `numbers`: mean loss and gradient norm; null where they are no numbers.

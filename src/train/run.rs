@@ -2,6 +2,7 @@
 
 mod guarding;
 mod saving;
+mod uploading;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,9 +27,10 @@ use super::start::{check_tokenizer, claim, open_init, open_validation, refuse_ot
 use super::state::TrainState;
 use super::step::{Attempt, StepConfig, StepReport, Watch, agree, step};
 use super::stop::{Outcome, Stop};
+use super::uploader::Uploader;
 use super::validate::{NamedSet, Score, score};
 use super::writer::Writer;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{CKPT_DIR, Checkpoint};
 use crate::data::Loader;
 use crate::error::bad_input;
 use crate::failpoint;
@@ -63,6 +65,8 @@ pub struct Options {
     /// Ranks of this run, as threads of this process.
     pub ranks: usize,
     pub resume: bool,
+    /// Where a run whose directory holds no checkpoint yet fetches one from: a store's URL or a folder. Goes with `resume`.
+    pub resume_from: Option<String>,
     pub stop_at: Option<u64>,
     pub time_limit: Option<Duration>,
     /// Hugging Face directory whose weights a new run starts from.
@@ -247,6 +251,9 @@ impl<'a, E: Engine> Run<'a, E> {
                 Some(lock) => lock,
                 None => claim(dir)?,
             };
+            if let Some(url) = &recipe.checkpoint.upload {
+                leg.kept.uploader = Some(Uploader::start(&dir.join(CKPT_DIR), url, recipe.checkpoint.upload_retry)?);
+            }
             leg.kept.first = Some(First { metrics: MetricsWriter::append(&dir.join(METRICS_FILE))?, _lock: lock });
         }
         let resumed = from.is_some();
@@ -275,6 +282,9 @@ impl<'a, E: Engine> Run<'a, E> {
             saving,
             writer,
         };
+        if resumed && entered {
+            run.offer_start(run.state.step);
+        }
         if let Some(asked) = reduced_from {
             run.write_metrics(&report::micro_batch_reduced(run.state.step, asked, recipe.train.micro_batch));
         }
@@ -322,6 +332,9 @@ impl<'a, E: Engine> Run<'a, E> {
             self.abandon_save();
         }
         let outcome = outcome?;
+        if outcome.is_some() {
+            self.finish_uploads();
+        }
         self.kept.under_way = true;
         Ok(Ended { outcome, kept: self.kept })
     }
@@ -447,6 +460,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 self.save()?;
             }
             self.look_at_save()?;
+            self.look_at_uploads();
         };
         progress.iter().for_each(Progress::finish);
         self.finish_save()?;

@@ -3,7 +3,10 @@
 //! A stage has its own engine, groups of ranks, order of data and learning rates. What trains is handed on through the checkpoint that
 //! is always written where a stage ends: a run that goes on by itself does what a resumed one does, and so ends in the same bits.
 
-use anyhow::{Context, Result, ensure};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::lock::RunLock;
@@ -12,11 +15,15 @@ use super::run::{First, Options};
 use super::spans::Spans;
 use super::start::{claim_existing, find_start, refuse_other_run};
 use super::stop::Outcome;
+use super::uploader::Uploader;
 use crate::checkpoint::{self, CKPT_DIR, Checkpoint};
 use crate::data::MixtureState;
 use crate::monitor::metrics::METRICS_FILE;
 use crate::parallel::Group;
 use crate::recipe::Recipe;
+
+/// Name of the message by which the first rank says that it still looks for a checkpoint.
+const STILL_LOOKING: &str = "search for a checkpoint to go on from";
 
 /// Part of a run that one engine trains: a stage, from its start or from where a checkpoint stands.
 pub(super) struct Leg<'a> {
@@ -38,6 +45,9 @@ pub(super) struct Kept {
     /// Step that this process has resumed at; its checkpoint is not deleted.
     pub resumed_from: Option<u64>,
     pub checkpoint_failures: u64,
+    /// Of the first rank, where the recipe wants uploads.
+    pub uploader: Option<Uploader>,
+    pub upload_failures: u64,
     /// Whether this process has trained a stage already.
     pub under_way: bool,
 }
@@ -164,13 +174,20 @@ fn begin<'a>(whole: &'a Recipe, options: &Options, world: Option<&Group>) -> Res
     let mut leg = Leg { whole, stage: 0, from: None, kept: Kept::default() };
     if is_first {
         leg.kept.lock = claim_existing(dir, options)?;
-        leg.from = find_start(dir, options)?;
+        leg.from = patiently(world, whole.parallel.timeout, || find_start(whole, options))?;
+        if leg.kept.lock.is_none() && leg.from.is_some() {
+            // Fetched into a directory that was not there before.
+            leg.kept.lock = Some(RunLock::take(dir)?);
+        }
         if let Some(from) = &leg.from {
             refuse_other_run(whole, from)?;
             leg.stage = stage_to_enter(whole, from)?;
         }
     }
     if let Some(world) = world {
+        if !is_first {
+            wait_for_first(world)?;
+        }
         // All ranks go on from what the first one found.
         let mut found = [leg.from.as_ref().map_or(u64::MAX, |c| c.meta().step), leg.stage as u64];
         world.broadcast("step and stage to go on from", 0, &mut found)?;
@@ -181,6 +198,37 @@ fn begin<'a>(whole: &'a Recipe, options: &Options, world: Option<&Group>) -> Res
     }
     leg.kept.resumed_from = leg.from.as_ref().map(|c| c.meta().step);
     Ok(leg)
+}
+
+/// Does something that may take long, such as fetching a checkpoint, and lets the other ranks know meanwhile that it still goes on. The
+/// others are in [`wait_for_first`].
+fn patiently<T: Send>(world: Option<&Group>, timeout: Duration, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let Some(world) = world else { return work() };
+    std::thread::scope(|threads| {
+        let (done, outcome) = channel();
+        threads.spawn(move || done.send(work()));
+        loop {
+            match outcome.recv_timeout(timeout / 4) {
+                Ok(found) => {
+                    // What failed here ends the others by itself.
+                    if found.is_ok() {
+                        world.broadcast(STILL_LOOKING, 0, &mut [0u64])?;
+                    }
+                    return found;
+                }
+                Err(RecvTimeoutError::Timeout) => world.broadcast(STILL_LOOKING, 0, &mut [1u64])?,
+                Err(RecvTimeoutError::Disconnected) => bail!("looking for a checkpoint panicked"),
+            }
+        }
+    })
+}
+
+fn wait_for_first(world: &Group) -> Result<()> {
+    let mut still = [1u64];
+    while still[0] > 0 {
+        world.broadcast(STILL_LOOKING, 0, &mut still)?;
+    }
+    Ok(())
 }
 
 fn open(whole: &Recipe, step: u64) -> Result<Checkpoint> {

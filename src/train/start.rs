@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use super::Options;
 use super::lock::RunLock;
 use super::validate::NamedSet;
+use crate::checkpoint::remote::Remote;
 use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents};
 use crate::data::dataset::Dataset;
 use crate::data::{Loader, ValidationSet};
@@ -50,30 +51,80 @@ fn refuse_used(dir: &Path) -> Result<()> {
     }
 }
 
-/// The checkpoint to go on from; None = step 0.
-pub fn find_start(dir: &Path, options: &Options) -> Result<Option<Checkpoint>> {
+/// The checkpoint to go on from; None = step 0. Where the run directory holds none it is fetched: from `--resume-from`, else from
+/// where the recipe uploads to.
+pub fn find_start(recipe: &Recipe, options: &Options) -> Result<Option<Checkpoint>> {
+    let dir = &recipe.run.dir;
     if !options.resume {
         refuse_used(dir)?;
         return Ok(None);
     }
     let root = dir.join(CKPT_DIR);
-    let found = checkpoint::latest_valid(&root)?;
-    found.skipped.iter().for_each(|s| tell!("warning: {s}"));
-    match found.checkpoint {
+    let local = checkpoint::latest_valid(&root)?;
+    local.skipped.iter().for_each(|s| tell!("warning: {s}"));
+    let source = options.resume_from.as_deref().map(url_of).or_else(|| recipe.checkpoint.upload.clone());
+    let found = match source {
+        Some(url) if local.checkpoint.is_none() => fetch_start(&url, &root, recipe, options.resume_from.is_some())?,
+        _ => None,
+    };
+    if let (Some(from), Some(local)) = (&options.resume_from, &local.checkpoint) {
+        tell!(
+            "note: --resume-from {from} is for a run directory without a checkpoint: the run goes on from step {}",
+            local.meta().step
+        );
+    }
+    match local.checkpoint.or(found) {
         Some(c) if c.contents() != Contents::Training => {
             Err(bad_input(format!("{} holds weights only, and no optimizer state to resume with", c.dir().display())))
         }
         Some(c) => Ok(Some(c)),
-        None if !found.skipped.is_empty() => bail!(
+        None if !local.skipped.is_empty() => bail!(
             "{} holds {} checkpoints, and none of them is valid (see the warnings). Move them away to start at step 0",
             root.display(),
-            found.skipped.len()
+            local.skipped.len()
         ),
         None => {
             tell!("--resume: {} holds no checkpoint yet, so this run starts at step 0", root.display());
             Ok(None)
         }
     }
+}
+
+/// A folder as the URL of a store: a run directory means its checkpoints.
+fn url_of(source: &str) -> String {
+    if source.contains("://") {
+        return source.into();
+    }
+    let path = std::path::absolute(source).unwrap_or_else(|_| source.into());
+    let inner = path.join(CKPT_DIR);
+    url::Url::from_file_path(if inner.is_dir() { inner } else { path }).map_or_else(|()| source.into(), String::from)
+}
+
+/// Fetches the newest whole checkpoint of a store. That there is none is an error only where the user has `asked` for this store.
+fn fetch_start(url: &str, root: &Path, recipe: &Recipe, asked: bool) -> Result<Option<Checkpoint>> {
+    let remote = Remote::open(url, recipe.checkpoint.upload_retry)?;
+    tell!("--resume: {} holds no valid checkpoint; looking for one in {url}", root.display());
+    let found = remote.fetch_latest(root)?;
+    found.skipped.iter().for_each(|s| tell!("warning: {s}"));
+    match &found.checkpoint {
+        Some(c) => tell!("fetched {} from {url}, and verified it", c.dir().display()),
+        None if asked => {
+            return Err(bad_input(format!(
+                "--resume-from: {url} holds no valid checkpoint{}",
+                match found.skipped.len() {
+                    0 => "",
+                    _ => " (see the warnings)",
+                }
+            )));
+        }
+        // A run that would begin anew beside what it has uploaded would write over it.
+        None if !found.skipped.is_empty() => bail!(
+            "{url} holds {} checkpoints, and none of them is valid (see the warnings). Move them away, or upload to another place, to start at step 0",
+            found.skipped.len()
+        ),
+        None => {}
+    }
+    Ok(found.checkpoint)
 }
 
 /// Refuses to go on with a recipe that makes it another run.

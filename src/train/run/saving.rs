@@ -10,6 +10,7 @@ use crate::parallel::Group;
 use crate::recipe::Recipe;
 use crate::train::engine::Engine;
 use crate::train::report;
+use crate::train::uploader::Uploader;
 use crate::train::writer::{Finished, Order, Stall, Waited, save_options};
 
 /// Name of the message by which the first rank asks the others for a tensor.
@@ -183,11 +184,12 @@ impl<E: Engine> Run<'_, E> {
             ..Meta::new(recipe.model.clone())
         };
         self.state.describe(&mut meta);
+        let uploading = self.kept.uploader.as_ref().map_or(Vec::new(), Uploader::needed);
         let retain = recipe.checkpoint.keep_last.map(|keep_last| RetainPolicy {
             keep_last: keep_last as usize,
             keep_every: recipe.checkpoint.keep_every.unwrap_or(0),
             // And where stages end: what follows may be done again in another way.
-            protected: self.kept.resumed_from.into_iter().chain(self.borders()).collect(),
+            protected: self.kept.resumed_from.into_iter().chain(self.borders()).chain(uploading).collect(),
         });
         let options = save_options(recipe.checkpoint.incremental, &self.state.table, &self.state.tensors());
         Ok(Order { root: recipe.run.dir.join(CKPT_DIR), meta, options, retain })
@@ -199,6 +201,7 @@ impl<E: Engine> Run<'_, E> {
         match saved {
             Ok(saved) => {
                 self.saved = Some(self.saving);
+                self.offer_upload(step);
                 saved.notes.iter().chain(&notes).for_each(|n| tell!("warning: {n}"));
                 self.write_metrics(&report::checkpoint_saved(step, stall, &saved));
                 Ok(())

@@ -15,6 +15,7 @@ mod run_dir;
 mod signals;
 mod stages;
 mod two_processes;
+mod upload;
 
 use std::collections::BTreeMap;
 use std::fs;
