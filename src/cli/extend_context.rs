@@ -12,7 +12,8 @@ use crate::train::{Extend, Options, extend};
 /// Train a model on at a longer context, as a new run.
 ///
 /// Weights, and the optimizer's moments, are those of a checkpoint; step, learning rate and data begin at zero. The recipe says the new
-/// length, RoPE base, data and parallelism. Loss by position and retrieval over distance are told before and after.
+/// length, RoPE base, data and parallelism; with [[stages]], the length grows in steps. Loss by position and retrieval over distance are
+/// told before and after, of several stages before and after each.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A checkpoint, or a run directory (its newest valid checkpoint).

@@ -18,17 +18,10 @@ pub struct Extend {
     pub reset_optimizer: bool,
 }
 
-/// Refuses a recipe that does not make the model of the checkpoint a model of longer context.
+/// Refuses a recipe that does not make the model of the checkpoint a model of longer context, at once or stage by stage.
 pub fn check(recipe: &Recipe, from: &Checkpoint, reset_optimizer: bool, allow_shorter: bool) -> Result<()> {
     let place = from.dir().display();
     let refuse = |text: String| Err(bad_input(format!("extending the context of {place}: {text}")));
-    if recipe.num_stages() > 1 {
-        return refuse(format!(
-            "the recipe has {} stages, and a context is extended by one. Leave one [[stages]] entry, or make the longer context a stage of `zaya \
-             pretrain`",
-            recipe.num_stages()
-        ));
-    }
     if from.contents() != Contents::Training && !reset_optimizer {
         return refuse("it holds weights only. Begin with empty moments: --reset-optimizer".into());
     }
@@ -53,26 +46,39 @@ pub fn check(recipe: &Recipe, from: &Checkpoint, reset_optimizer: bool, allow_sh
         let moments = !reset_optimizer && ["router.balance", "optimizer.muon_split_gate_up"].contains(&key);
         moments || (key.starts_with("model.") && !key.starts_with("model.rope_theta"))
     };
-    let other: Vec<String> = recipe.resume_differences(&source).refused.into_iter().filter(concerns).collect();
+    // The first of several stages: the rest differ from it in what a stage may say.
+    let Some(first) = recipe.stage(0) else {
+        return refuse("the recipe has no stage".into());
+    };
+    let other: Vec<String> = first.resume_differences(&source).refused.into_iter().filter(concerns).collect();
     if !other.is_empty() {
         return refuse(format!("the recipe changes more than the context:\n  - {}\nSet these back", other.join("\n  - ")));
     }
-    let (before, now) = (source.train.seq_len, recipe.train.seq_len);
-    if now <= before && !allow_shorter {
-        return refuse(format!(
-            "`train.seq_len` is {now}, and it was trained at {before} tokens already. Set a longer one, or say --allow-shorter"
-        ));
-    }
-    for (key, was, is) in [
-        ("model.rope_theta", theirs.rope.theta, ours.rope.theta),
-        ("model.rope_theta_sliding", theirs.rope_sliding.theta, ours.rope_sliding.theta),
-    ] {
-        if is < was {
+    let (mut last_length, mut last_theta) = (source.train.seq_len, [theirs.rope.theta, theirs.rope_sliding.theta]);
+    for (i, stage) in recipe.each_stage().enumerate() {
+        let keys = match recipe.num_stages() {
+            1 => ["train.seq_len", "model.rope_theta", "model.rope_theta_sliding"].map(String::from),
+            _ => ["seq_len", "rope_theta", "rope_theta_sliding"].map(|key| format!("stages.{i}.{key}")),
+        };
+        let now = stage.train.seq_len;
+        // A step of the way may change something else than the length; the first one may not.
+        let too_short = if i == 0 { now <= last_length } else { now < last_length };
+        if too_short && !allow_shorter {
             return refuse(format!(
-                "`{key}` is {is}, smaller than the {was} that it was trained with: positions would turn faster, and far ones would be new to \
-                 the model. Set it to {was} or more"
+                "`{}` is {now}, and it was trained at {last_length} tokens already. Set a longer one, or say --allow-shorter",
+                keys[0]
             ));
         }
+        let theta = [stage.model.rope.theta, stage.model.rope_sliding.theta];
+        for ((key, was), is) in keys[1..].iter().zip(last_theta).zip(theta) {
+            if is < was {
+                return refuse(format!(
+                    "`{key}` is {is}, smaller than the {was} that it was trained with: positions would turn faster, and far ones would be \
+                     new to the model. Set it to {was} or more"
+                ));
+            }
+        }
+        (last_length, last_theta) = (now, theta);
     }
     Ok(())
 }

@@ -198,15 +198,19 @@ pub fn rolled_back(from: u64, to: u64, batches: [u64; 2]) -> Value {
 }
 
 /// The event of a look at long context, before or after training.
-pub fn context(step: u64, when: &str, report: &ContextReport) -> Value {
-    json!({
+pub fn context(step: u64, stage: Option<&str>, when: &str, report: &ContextReport) -> Value {
+    let mut out = json!({
         "event": "context_report",
         "at_step": step,
         "when": when,
         "seq_len": report.seq_len,
         "loss_by_position": report.loss_by_position,
         "retrieval": report.retrieval,
-    })
+    });
+    if let Some(stage) = stage {
+        out["stage"] = stage.into();
+    }
+    out
 }
 
 /// The event of a start for which memory only sufficed with smaller micro-batches.

@@ -374,7 +374,7 @@ impl<'a, E: Engine> Run<'a, E> {
         if self.kept.first.is_some() {
             self.write_files()?;
         }
-        if !self.resumed && self.options.extend.is_some() {
+        if self.state.step == self.steps_before && self.options.extend.is_some() {
             self.report_context("before")?;
         }
         let cfg = StepConfig::of(self.recipe);
@@ -468,7 +468,7 @@ impl<'a, E: Engine> Run<'a, E> {
         if agree(self.world(), self.kept.first.is_some() && self.saved != Some(self.next_batch()))? {
             self.save_now(true)?;
         }
-        if outcome == Some(Outcome::Finished) && self.options.extend.is_some() {
+        if self.state.step == self.stage_end() && self.options.extend.is_some() {
             self.report_context("after")?;
         }
         self.sync_metrics();
@@ -547,7 +547,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let measure = Measure { engine, params, sharing, micro_batch, seq_len, vocab_size, seed, interrupted };
         if let Some(report) = measure.report(&self.validation, self.recipe.eval.tokens)? {
             report.tell(when);
-            self.write_metrics(&report::context(self.state.step, when, &report));
+            self.write_metrics(&report::context(self.state.step, self.stage_name(), when, &report));
         }
         Ok(())
     }

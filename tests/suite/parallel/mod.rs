@@ -1,5 +1,6 @@
 //! Every layout computes the same: DESIGN's table "what equals what", on threads.
 
+mod state;
 mod toy;
 
 use toy::{Data, Layout1, SEQUENCES, Trained, run};

@@ -121,6 +121,34 @@ fn a_model_goes_on_at_four_times_the_length() {
     assert_eq!(reports(&lab, "stopped"), reports_of_run);
 }
 
+/// 16 to 32 to 64 tokens, the second stage with sequences shared by two ranks.
+#[test]
+fn the_length_grows_in_steps() {
+    let lab = trained();
+    let stages = "stages=[{name=\"half\", seq_len=32, steps=3, rope_theta=20000, micro_batch=1}, {name=\"full\", steps=2, cp=2, recompute=\"all\"}]";
+    let done = extend(&lab, "short", "long", &[stages], &["--ranks", "2"]).expect(0);
+    done.says(&["stage 1 of 2, `half`", "stage 2 of 2, `full`: steps 4 to 5, 1 sequences of 64 tokens", "finished"]);
+    let told = |run: &str| -> Vec<(String, u64, String, u64)> {
+        let one = |r: &Map<String, Value>| {
+            let text = |key: &str| r[key].as_str().unwrap().to_string();
+            (text("stage"), r["at_step"].as_u64().unwrap(), text("when"), r["seq_len"].as_u64().unwrap())
+        };
+        reports(&lab, run).iter().map(one).collect()
+    };
+    let expected = [("half", 0, "before", 32), ("half", 3, "after", 32), ("full", 3, "before", 64), ("full", 5, "after", 64)];
+    assert_eq!(told("long"), expected.map(|(stage, step, when, length)| (stage.to_string(), step, when.to_string(), length)));
+    let theta = |step| lab.checkpoint("long", step).meta().model.rope.theta;
+    assert_eq!([1, 3, 4, 5].map(theta), [2e4, 2e4, 4e4, 4e4]);
+    // Moments go on all the way: 8 steps and 5.
+    assert_eq!(lab.checkpoint("long", 5).meta().scalars["optimizer.updates"], 13);
+    // Killed in the second stage, and resumed.
+    let mut killed = command(&lab, "short", "killed", &[stages], &["--ranks", "2"]);
+    assert_eq!(finish(killed.env("ZAYA_FAIL", "step:kill@4")).signal, Some(libc::SIGKILL));
+    extend(&lab, "short", "killed", &[stages], &["--ranks", "2", "--resume"]).expect(0).says(&["resuming at step "]);
+    lab.assert_same_run("long", "killed");
+    assert_eq!(reports(&lab, "killed").last(), reports(&lab, "long").last());
+}
+
 #[test]
 fn what_makes_no_longer_context_is_refused() {
     let lab = trained();
@@ -136,7 +164,12 @@ fn what_makes_no_longer_context_is_refused() {
     refused(&["train.seq_len=128", "train.global_batch_tokens=128"], &["`train.seq_len` (128) is longer"]);
     refused(&["model.skip_mode=identity"], &["changes more than the context", "`model.skip_mode`"]);
     refused(&["router.balance=sign"], &["`router.balance`"]);
-    refused(&["stages=[{name=\"a\"}, {name=\"b\"}]"], &["2 stages"]);
+    refused(&["stages=[{name=\"a\"}, {name=\"b\", seq_len=32}]"], &["`stages.1.seq_len` is 32", "trained at 64 tokens already"]);
+    refused(
+        &["stages=[{name=\"a\"}, {name=\"b\", rope_theta=30000}]"],
+        &["`stages.1.rope_theta` is 30000, smaller than the 40000"],
+    );
+    refused(&["stages=[{name=\"a\", seq_len=16}, {name=\"b\"}]"], &["`stages.0.seq_len` is 16"]);
     refused(&["run.dir=short"], &["already holds a checkpoint of step 8"]);
     extend(&lab, "nowhere", "long", &[], &[]).expect(2).says(&["is not a folder"]);
     let after = snapshot(lab.dir.path());
