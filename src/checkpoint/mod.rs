@@ -29,6 +29,7 @@ mod read;
 pub mod repack;
 mod retain;
 mod source;
+mod stream;
 mod write;
 
 pub use commit::{SaveOptions, Saved, save, save_slices};

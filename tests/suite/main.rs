@@ -20,6 +20,7 @@ mod recipe;
 mod reference_documents;
 mod reference_oracle;
 mod reshard;
+mod reshard_memory;
 mod tokenize;
 mod training_oracle;
 mod vocab;
