@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use super::report::StepLine;
 use super::synthetic;
-use super::timing::{Times, cpu_seconds, peak_resident_bytes};
+use super::timing::{Times, cpu_seconds};
 use crate::error::bad_input;
 use crate::machine;
 use crate::model::init::initial_values;
@@ -135,7 +135,7 @@ pub fn measure(recipe: &Recipe, seconds: f64) -> Result<StepLine> {
         gflops: step_flops / middle.forward_backward / 1e9,
         limit_gflops: None,
         mfu: None,
-        peak_resident_bytes: peak_resident_bytes(),
+        peak_resident_bytes: machine::peak_resident_bytes(),
         times,
     })
 }

@@ -31,6 +31,7 @@ pub mod remote;
 pub mod repack;
 mod retain;
 mod source;
+mod stream;
 mod write;
 
 pub use commit::{SaveOptions, Saved, save, save_slices};

@@ -12,11 +12,12 @@ use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::MANIFEST;
-use super::layout::{Dtype, TensorInfo, part_shape};
+use super::layout::{TensorInfo, part_shape};
 use super::manifest::{Contents, Entry, FileEntry, Manifest, Meta};
-use super::write::decode;
+use super::stream::TensorStream;
+use crate::model::numbers::Numbers;
 
-/// Bytes read at a time; a multiple of every number format's size.
+/// Bytes verified at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 /// A safetensors header larger than this is not one (the format's own limit).
 const MAX_HEADER_BYTES: u64 = 100 << 20;
@@ -99,46 +100,24 @@ impl Checkpoint {
     /// # Errors
     /// When there is no such tensor, or when a byte of it is not the one that was written.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
-        let entry = self.entry(name).with_context(|| format!("the checkpoint {} holds no tensor {name}", self.dir.display()))?;
-        // As they lie on the disk, numbers are read right into their place.
-        let direct = entry.dtype == Dtype::F32 && cfg!(target_endian = "little");
-        let numbers: usize = entry.shape.iter().product();
-        let mut out = vec![0f32; if direct { numbers } else { 0 }];
-        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut out);
-        let mut decoded = Vec::with_capacity(if direct { 0 } else { numbers });
-        let mut buffer = vec![0; if direct { 0 } else { BUFFER_BYTES }];
-        for part in &entry.parts {
-            let path = self.dir.join(&part.file);
-            let what = || format!("reading tensor {name} from {}", path.display());
-            let file = File::open(&path).with_context(what)?;
-            let mut hash = Xxh3::new();
-            let mut at = part.bytes[0];
-            while at < part.bytes[1] {
-                let n = (part.bytes[1] - at).min(BUFFER_BYTES as u64);
-                at += n;
-                if direct {
-                    let (bytes, after) = rest.split_at_mut_checked(n as usize).with_context(what)?;
-                    rest = after;
-                    file.read_exact_at(bytes, at - n).with_context(what)?;
-                    hash.update(bytes);
-                } else {
-                    let bytes = &mut buffer[..n as usize];
-                    file.read_exact_at(bytes, at - n).with_context(what)?;
-                    hash.update(bytes);
-                    decode(entry.dtype, bytes, &mut decoded);
-                }
-            }
-            ensure!(
-                format!("{:032x}", hash.digest128()) == part.xxh3,
-                "{} is damaged: rows {}..{} of tensor {name} (bytes {}..{}) are not what was written",
-                path.display(),
-                part.rows[0],
-                part.rows[1],
-                part.bytes[0],
-                part.bytes[1]
-            );
-        }
-        Ok(if direct { out } else { decoded })
+        let entry = self.needed(name)?;
+        let mut out = vec![0f32; entry.shape.iter().product()];
+        TensorStream::new(&self.dir, entry).fill(&mut out)?;
+        Ok(out)
+    }
+
+    /// One tensor from its first number to its last, piece by piece. Each row block's hash is checked with its last number: until then
+    /// its numbers are not to be believed.
+    ///
+    /// # Errors
+    /// When there is no such tensor; of the stream, when a byte is not the one that was written.
+    pub fn numbers(&self, name: &str) -> Result<Numbers<'_>> {
+        let mut stream = TensorStream::new(&self.dir, self.needed(name)?);
+        Ok(Box::new(move |out| stream.fill(out)))
+    }
+
+    fn needed(&self, name: &str) -> Result<&Entry> {
+        self.entry(name).with_context(|| format!("the checkpoint {} holds no tensor {name}", self.dir.display()))
     }
 
     /// As [`Checkpoint::read`], for a tensor whose shape is known.
@@ -146,10 +125,24 @@ impl Checkpoint {
     /// # Errors
     /// Also when the shape is another one.
     pub fn read_shaped(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        if let Some(entry) = self.entry(name) {
-            ensure!(entry.shape == shape, "tensor {name} has shape {:?} where {shape:?} is expected", entry.shape);
-        }
+        self.expect_shape(name, shape)?;
         self.read(name)
+    }
+
+    /// As [`Checkpoint::numbers`], of a tensor whose shape is known.
+    ///
+    /// # Errors
+    /// Also when the shape is another one.
+    pub fn numbers_shaped(&self, name: &str, shape: &[usize]) -> Result<Numbers<'_>> {
+        self.expect_shape(name, shape)?;
+        self.numbers(name)
+    }
+
+    fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
+        match self.entry(name) {
+            Some(e) if e.shape != shape => bail!("tensor {name} has shape {:?} where {shape:?} is expected", e.shape),
+            _ => Ok(()),
+        }
     }
 
     /// Reads every byte of every file and compares it with the manifest's hashes; also compares each file's own header.

@@ -10,10 +10,11 @@ use super::commit::{SaveOptions, write_dir};
 use super::layout::{Dtype, TensorInfo};
 use super::manifest::{Contents, Meta};
 use super::names::{is_optimizer, split_opt_name, weight_tensors};
-use super::write::{Source, sync_dir};
+use super::write::{OpenTensor, Source, sync_dir};
 use super::{Checkpoint, MANIFEST};
 use crate::error::bad_input;
 use crate::model::config::ModelConfig;
+use crate::model::numbers::Numbers;
 use crate::model::params::{OptimKind, ParamId, ParamTable};
 use crate::parallel::Layout;
 
@@ -37,7 +38,8 @@ pub struct Repacked {
     pub bytes: u64,
 }
 
-/// Writes `source` into the new checkpoint folder `out`.
+/// Writes `source` into the new checkpoint folder `out`, in pieces: memory does not grow with the tensors. A row block's hash is
+/// known at its end, long before the folder gets its name, so nothing damaged becomes visible.
 ///
 /// # Errors
 /// `BadInput` when `out` is there and not empty, or lies inside the source; otherwise what reading and saving can fail with.
@@ -53,20 +55,20 @@ pub fn repack(source: &Checkpoint, out: &Path, options: &RepackOptions) -> Resul
     let contents = if options.weights_only { Contents::Weights } else { source.contents() };
     let groups = options.readers.map_or(Vec::new(), |layout| reader_groups(&source.meta().model, layout, &kept));
     let save = SaveOptions { contents, groups, ..options.save.clone() };
-    let bytes = write_new(out, source.meta(), &kept, &mut |i| source.read(&kept[i].name), &save)?;
+    let bytes = write_new(out, source.meta(), &kept, &mut |i| source.numbers(&kept[i].name), &save)?;
     Ok(Repacked { tensors: kept.len(), dropped: all.len() - kept.len(), bytes })
 }
 
-/// Writes the weights of a model that is no checkpoint yet (`read(id)` gives parameter `id` of its table) into the new
+/// Writes the weights of a model that is no checkpoint yet (`open(id)` begins to read parameter `id` of its table) into the new
 /// checkpoint folder `out`, at step 0 and without optimizer state.
 ///
 /// # Errors
 /// As [`repack`].
-pub fn from_weights(
+pub fn from_weights<'a>(
     model: &ModelConfig,
     out: &Path,
     dtype: Dtype,
-    read: &mut dyn FnMut(ParamId) -> Result<Vec<f32>>,
+    open: &'a mut (dyn FnMut(ParamId) -> Result<Numbers<'a>> + 'a),
     save: &SaveOptions,
 ) -> Result<Repacked> {
     check_output(out, None)?;
@@ -74,7 +76,7 @@ pub fn from_weights(
     let tensors: Vec<TensorInfo> =
         weight_tensors(&table).into_iter().map(|t| TensorInfo { dtype: new_dtype(&t, &table, Some(dtype)), ..t }).collect();
     let save = SaveOptions { contents: Contents::Weights, ..save.clone() };
-    let bytes = write_new(out, &Meta::new(model.clone()), &tensors, read, &save)?;
+    let bytes = write_new(out, &Meta::new(model.clone()), &tensors, open, &save)?;
     Ok(Repacked { tensors: tensors.len(), dropped: 0, bytes })
 }
 
@@ -129,11 +131,11 @@ pub fn check_output(out: &Path, source: Option<&Path>) -> Result<()> {
 }
 
 /// Writes a checkpoint folder of any name, complete or not at all.
-fn write_new(
+fn write_new<'a>(
     out: &Path,
     meta: &Meta,
     tensors: &[TensorInfo],
-    read: &mut dyn FnMut(usize) -> Result<Vec<f32>>,
+    open: &'a mut OpenTensor<'a>,
     save: &SaveOptions,
 ) -> Result<u64> {
     let out = std::path::absolute(out).with_context(|| format!("resolving {}", out.display()))?;
@@ -141,7 +143,7 @@ fn write_new(
     let name = out.file_name().with_context(|| format!("{} has no last part that could name a folder", out.display()))?;
     fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
     let tmp = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), uuid::Uuid::new_v4()));
-    let written = write_dir(&tmp, &parent, meta, tensors, &mut Source::read(read), save, false, None).and_then(|bytes| {
+    let written = write_dir(&tmp, &parent, meta, tensors, &mut Source::stream(open), save, false, None).and_then(|bytes| {
         fs::rename(&tmp, &out).with_context(|| format!("renaming {}", tmp.display()))?;
         sync_dir(&parent)?;
         Ok(bytes)

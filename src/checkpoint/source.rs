@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::{Checkpoint, MANIFEST, locate};
 use crate::error::bad_input;
 use crate::hf::{self, HfModel, StoredDtype};
+use crate::model::numbers::Numbers;
 use crate::model::params::{ParamId, ParamTable};
 use crate::model::{ModelConfig, ParamStore};
 use crate::recipe::{self, Recipe};
@@ -74,6 +75,14 @@ impl ModelSource {
         match self {
             Self::HuggingFace(model) => model.read(id),
             Self::Checkpoint { checkpoint, table } => checkpoint.read_shaped(&table.specs[id].name, &table.specs[id].shape),
+        }
+    }
+
+    /// As [`ModelSource::read`], piece by piece. Where the source has hashes, each is checked with the last number that it covers.
+    pub fn numbers(&self, id: ParamId) -> Result<Numbers<'_>> {
+        match self {
+            Self::HuggingFace(model) => Ok(model.numbers(id)),
+            Self::Checkpoint { checkpoint, table } => checkpoint.numbers_shaped(&table.specs[id].name, &table.specs[id].shape),
         }
     }
 

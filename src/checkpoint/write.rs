@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -10,6 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::layout::{Dtype, PlannedFile, TensorInfo, rows_of};
 use super::manifest::{FileEntry, Part};
 use crate::failpoint::{self, WriteFault};
+use crate::model::numbers::{Numbers, each_piece};
 
 /// Numbers written, hashed and looked at a time.
 const CHUNK_NUMBERS: usize = 1 << 18;
@@ -21,6 +23,9 @@ const BESIDE_BYTES: usize = 256 << 10;
 /// Gives the data of a tensor (by its place in the list), `[numel]`.
 pub(super) type ReadTensor<'a> = dyn FnMut(usize) -> Result<Vec<f32>> + 'a;
 
+/// Begins to read a tensor (by its place in the list).
+pub(super) type OpenTensor<'a> = dyn FnMut(usize) -> Result<Numbers<'a>> + 'a;
+
 /// Where the numbers come from.
 pub(super) enum Source<'a> {
     /// One tensor at a time, on demand.
@@ -29,6 +34,13 @@ pub(super) enum Source<'a> {
         /// The tensor last asked for: row blocks of one tensor follow one another, so one in memory is enough.
         index: usize,
         values: Vec<f32>,
+    },
+    /// One tensor at a time, in pieces: no tensor is ever in memory whole.
+    Stream {
+        open: &'a mut OpenTensor<'a>,
+        /// The tensor that is being read: its row blocks follow one another.
+        current: Option<(usize, Numbers<'a>)>,
+        buffer: Vec<f32>,
     },
     /// All of them lie in memory, in the order of the list.
     Slices(&'a [&'a [f32]]),
@@ -39,9 +51,28 @@ impl<'a> Source<'a> {
         Self::Read { read, index: usize::MAX, values: Vec::new() }
     }
 
-    fn get(&mut self, tensors: &[TensorInfo], wanted: usize) -> Result<&[f32]> {
+    pub fn stream(open: &'a mut OpenTensor<'a>) -> Self {
+        Self::Stream { open, current: None, buffer: Vec::new() }
+    }
+
+    /// Shows numbers `range` of a tensor, in one piece where they lie in memory. Of a stream, a tensor's ranges follow one another.
+    fn show(
+        &mut self,
+        tensors: &[TensorInfo],
+        wanted: usize,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
         let info = &tensors[wanted];
         let values: &[f32] = match self {
+            Self::Stream { open, current, buffer } => {
+                let reading = || format!("reading tensor {} for the checkpoint", info.name);
+                let numbers = match current {
+                    Some((index, numbers)) if *index == wanted => numbers,
+                    _ => &mut current.insert((wanted, open(wanted).with_context(reading)?)).1,
+                };
+                return each_piece(numbers, (range.end - range.start) as usize, buffer, visit);
+            }
             Self::Read { read, index, values } => {
                 if *index != wanted {
                     // Freed before the next one is made: never two in memory.
@@ -61,7 +92,7 @@ impl<'a> Source<'a> {
             values.len(),
             info.shape
         );
-        Ok(values)
+        visit(&values[range.start as usize..range.end as usize])
     }
 }
 
@@ -89,8 +120,9 @@ pub(super) fn write_file(
     Ok(written)
 }
 
-/// What [`write_file`] would return, of a file that is not written.
+/// What [`write_file`] would return, of a file that is not written. Not of a stream, which goes by only once.
 pub(super) fn hash_file(plan: &PlannedFile, tensors: &[TensorInfo], source: &mut Source, finite: bool) -> Result<Written> {
+    ensure!(!matches!(source, Source::Stream { .. }), "a stream cannot be hashed before it is written");
     each_part(None, plan, tensors, source, finite).with_context(|| format!("hashing what {} would hold", plan.name))
 }
 
@@ -108,13 +140,15 @@ fn each_part(
     let mut dirty = 0;
     for part in &plan.parts {
         let info = &tensors[part.tensor];
-        let values = source.get(tensors, part.tensor)?;
         let (_, row) = rows_of(&info.shape).context("shape")?;
-        let values = &values[(part.rows.start * row) as usize..(part.rows.end * row) as usize];
-        let seen = match &mut file {
-            Some(file) => write_part(file, info.dtype, values, &mut whole, &mut dirty)?,
-            None => hash_part(info.dtype, values, &mut whole),
-        };
+        let mut seen = Seen { xxh3: Xxh3::new(), finite: true };
+        source.show(tensors, part.tensor, part.rows.start * row..part.rows.end * row, &mut |values| match &mut file {
+            Some(file) => write_piece(file, info.dtype, values, &mut seen, &mut whole, &mut dirty),
+            None => {
+                hash_piece(info.dtype, values, &mut seen, &mut whole);
+                Ok(())
+            }
+        })?;
         ensure!(seen.finite || !finite, "`{}` holds numbers that are not finite", info.name);
         let start = plan.header.len() as u64;
         parts.push((
@@ -123,7 +157,7 @@ fn each_part(
                 file: plan.name.clone(),
                 rows: [part.rows.start, part.rows.end],
                 bytes: [start + part.bytes.start, start + part.bytes.end],
-                xxh3: format!("{:032x}", seen.xxh3),
+                xxh3: format!("{:032x}", seen.xxh3.digest128()),
             },
         ));
     }
@@ -132,14 +166,21 @@ fn each_part(
 
 /// What was found while a row block was hashed.
 struct Seen {
-    xxh3: u128,
+    xxh3: Xxh3,
     finite: bool,
 }
 
-/// Writes a row block behind what the file holds, and hashes it: beside the writing where that is worth a thread.
+/// Writes a piece of a row block behind what the file holds, and hashes it: beside the writing where that is worth a thread.
 ///
 /// `dirty`: bytes that the disk has not been asked for yet.
-fn write_part(file: &mut File, dtype: Dtype, values: &[f32], whole: &mut blake3::Hasher, dirty: &mut usize) -> Result<Seen> {
+fn write_piece(
+    file: &mut File,
+    dtype: Dtype,
+    values: &[f32],
+    seen: &mut Seen,
+    whole: &mut blake3::Hasher,
+    dirty: &mut usize,
+) -> Result<()> {
     if dtype == Dtype::F32 && cfg!(target_endian = "little") {
         // As they lie in memory.
         let mut write = |file: &mut File| -> Result<()> {
@@ -153,46 +194,47 @@ fn write_part(file: &mut File, dtype: Dtype, values: &[f32], whole: &mut blake3:
             }
             Ok(())
         };
+        let mut hash = || hash_piece(dtype, values, seen, whole);
         if size_of_val(values) < BESIDE_BYTES {
             write(file)?;
-            return Ok(hash_part(dtype, values, whole));
+            hash();
+            return Ok(());
         }
         return std::thread::scope(|threads| {
-            let hashing = threads.spawn(|| hash_part(dtype, values, whole));
+            let hashing = threads.spawn(hash);
             let written = write(file);
-            let seen = hashing.join();
+            let hashed = hashing.join();
             written?;
-            seen.map_err(|_| anyhow!("the thread that hashes panicked"))
+            hashed.map_err(|_| anyhow!("the thread that hashes panicked"))
         });
     }
-    let (mut part, mut finite, mut bytes) = (Xxh3::new(), true, Vec::new());
+    let mut bytes = Vec::new();
     for chunk in values.chunks(CHUNK_NUMBERS) {
         encode(dtype, chunk, &mut bytes);
-        take(chunk, &bytes, &mut part, whole, &mut finite);
+        take(chunk, &bytes, seen, whole);
         write_or_fault(file, &bytes, failpoint::hit_write("ckpt.write")?)?;
     }
-    Ok(Seen { xxh3: part.digest128(), finite })
+    Ok(())
 }
 
-/// What [`write_part`] returns, without writing.
-fn hash_part(dtype: Dtype, values: &[f32], whole: &mut blake3::Hasher) -> Seen {
-    let (mut part, mut finite, mut bytes) = (Xxh3::new(), true, Vec::new());
+/// Hashes a piece of a row block, without writing it.
+fn hash_piece(dtype: Dtype, values: &[f32], seen: &mut Seen, whole: &mut blake3::Hasher) {
+    let mut bytes = Vec::new();
     for chunk in values.chunks(CHUNK_NUMBERS) {
         if dtype == Dtype::F32 && cfg!(target_endian = "little") {
-            take(chunk, bytemuck::cast_slice(chunk), &mut part, whole, &mut finite);
+            take(chunk, bytemuck::cast_slice(chunk), seen, whole);
         } else {
             encode(dtype, chunk, &mut bytes);
-            take(chunk, &bytes, &mut part, whole, &mut finite);
+            take(chunk, &bytes, seen, whole);
         }
     }
-    Seen { xxh3: part.digest128(), finite }
 }
 
 /// Looks at a chunk of numbers, while it lies in the cache.
-fn take(values: &[f32], bytes: &[u8], part: &mut Xxh3, whole: &mut blake3::Hasher, finite: &mut bool) {
+fn take(values: &[f32], bytes: &[u8], seen: &mut Seen, whole: &mut blake3::Hasher) {
     // Without an early end, which would keep the compiler from taking many at a time.
-    *finite &= values.iter().fold(true, |all, x| all & x.is_finite());
-    part.update(bytes);
+    seen.finite &= values.iter().fold(true, |all, x| all & x.is_finite());
+    seen.xxh3.update(bytes);
     whole.update(bytes);
 }
 
@@ -252,10 +294,10 @@ fn encode(dtype: Dtype, values: &[f32], out: &mut Vec<u8>) {
     }
 }
 
-/// The reverse of `encode`.
-pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut Vec<f32>) {
+/// The reverse of `encode`, into a buffer that fits.
+pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
-        Dtype::F32 => out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
-        Dtype::BF16 => out.extend(bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())),
+        Dtype::F32 => out.iter_mut().zip(bytes.as_chunks().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b)),
+        Dtype::BF16 => out.iter_mut().zip(bytes.as_chunks().0).for_each(|(x, b)| *x = half::bf16::from_le_bytes(*b).to_f32()),
     }
 }

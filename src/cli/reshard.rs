@@ -16,6 +16,7 @@ use crate::checkpoint::{
 };
 use crate::error::{bad_input, exit_code};
 use crate::hf::{self, StoredDtype};
+use crate::machine::peak_resident_bytes;
 
 /// Convert a checkpoint; list, inspect and verify checkpoints.
 ///
@@ -29,7 +30,8 @@ pub struct Args {
     /// What to read: a checkpoint folder, a run directory, or a Hugging Face model directory.
     #[arg(long, value_name = "PATH", required = true)]
     from: Option<PathBuf>,
-    /// What to write: `hf` = Hugging Face model files, `zck` = a checkpoint.
+    /// What to write: `hf` = Hugging Face model files, `hf-legacy` = those in the layout that Zyphra published before `transformers`
+    /// knew the model, `zck` = a checkpoint.
     #[arg(long, value_name = "FORMAT", required = true)]
     to: Option<Format>,
     /// Folder to write; must not exist yet, or be empty.
@@ -46,7 +48,7 @@ pub struct Args {
     /// of their own. Any layout reads any checkpoint; dp=1 merges such files again.
     #[arg(long = "for", value_name = "SIZES")]
     readers: Option<readers::Sizes>,
-    /// A `tokenizer.json` to put beside an `hf` output (default: the input's own).
+    /// A `tokenizer.json` to put beside a Hugging Face output (default: the input's own).
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
 }
@@ -79,6 +81,7 @@ enum Command {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     Hf,
+    HfLegacy,
     Zck,
 }
 
@@ -134,18 +137,19 @@ fn convert(
         source.warn_of_other_tokenizer(path)?;
     }
     match (to, &source) {
-        (Format::Hf, _) => {
+        (Format::Hf | Format::HfLegacy, _) => {
             let dtype = match (dtype, &source) {
                 (Some(Dtype::BF16), _) => StoredDtype::Bf16,
                 (None, ModelSource::HuggingFace(model)) => model.dtype,
                 _ => StoredDtype::F32,
             };
-            let options =
-                hf::SaveOptions { dtype, tokenizer: tokenizer.or_else(|| source.tokenizer()), ..hf::SaveOptions::default() };
-            let saved = hf::save(output, source.config(), &options, |id| source.read(id))?;
+            let layout = if to == Format::HfLegacy { hf::Layout::Legacy } else { hf::Layout::Native };
+            let tokenizer = tokenizer.or_else(|| source.tokenizer());
+            let options = hf::SaveOptions { dtype, layout, tokenizer, ..hf::SaveOptions::default() };
+            let saved = hf::save_streamed(output, source.config(), &options, |id| source.numbers(id))?;
             saved.notes.iter().for_each(|n| tell!("note: {n}"));
             let (size, files) = (HumanBytes(saved.tensor_bytes), saved.files.join(", "));
-            say!("{}: Hugging Face model, {}, {size}: {files}", output.display(), dtype.name());
+            say!("{}: Hugging Face model ({}), {}, {size}: {files}", output.display(), layout.name(), dtype.name());
         }
         (Format::Zck, ModelSource::Checkpoint { checkpoint, .. }) => {
             let options = RepackOptions { weights_dtype: dtype, weights_only, readers, ..RepackOptions::default() };
@@ -164,9 +168,12 @@ fn convert(
         }
         (Format::Zck, ModelSource::HuggingFace(model)) => {
             let dtype = dtype.unwrap_or(Dtype::F32);
-            let done = from_weights(&model.config, output, dtype, &mut |id| model.read(id), &Default::default())?;
+            let done = from_weights(&model.config, output, dtype, &mut |id| Ok(model.numbers(id)), &Default::default())?;
             say!("{}: weights only, {} tensors, {}", output.display(), done.tensors, HumanBytes(done.bytes));
         }
+    }
+    if let Some(bytes) = peak_resident_bytes() {
+        say!("most memory held: {}", HumanBytes(bytes));
     }
     Ok(exit_code::OK)
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::StoredDtype;
 use super::config::{self, Schema};
@@ -11,6 +11,7 @@ use super::names::{FileTensor, Layout, file_tensors};
 use super::shards::{Shards, listed};
 use crate::error::bad_input;
 use crate::model::config::ModelConfig;
+use crate::model::numbers::Numbers;
 use crate::model::params::{ParamId, ParamTable};
 
 /// The tied head, which some programs store beside the embedding.
@@ -126,6 +127,21 @@ impl HfModel {
         assert_eq!(out.len(), self.table.specs[id].numel(), "buffer for {}", self.table.specs[id].name);
         let (shard, info) = self.shards.get(name).expect("load() found every tensor");
         shard.read(name, info, *dtype, *first, out)
+    }
+
+    /// The values of one parameter from the first to the last, piece by piece.
+    pub fn numbers(&self, id: ParamId) -> Numbers<'_> {
+        let (name, dtype, first) = &self.sources[id];
+        let mut at = *first;
+        let end = first + self.table.specs[id].numel();
+        Box::new(move |out| {
+            // Behind it the next expert's values may lie.
+            ensure!(out.len() <= end - at, "`{}` has fewer numbers than are asked for", self.table.specs[id].name);
+            let (shard, info) = self.shards.get(name).expect("load() found every tensor");
+            shard.read(name, info, *dtype, at, out)?;
+            at += out.len();
+            Ok(())
+        })
     }
 
     /// `tokenizer.json`, when the directory has one.

@@ -15,7 +15,11 @@ use super::shards::{INDEX, SINGLE};
 use super::tokenizer_config;
 use crate::error::bad_input;
 use crate::model::config::{AttentionKind, ModelConfig, SkipMode};
+use crate::model::numbers::{Numbers, each_piece};
 use crate::model::params::{OptimKind, ParamId, ParamTable};
+
+/// Numbers that are converted at a time.
+const CHUNK_NUMBERS: usize = 1 << 18;
 
 /// How to write a model.
 #[derive(Debug, Clone)]
@@ -49,17 +53,41 @@ pub struct SavedModel {
 
 /// Writes the model `config` into `dir`, which is created if need be. `read` gives the values of one parameter of
 /// `ParamTable::new(config)` in its logical shape; it is asked for each once, and never for the next one before the last is
-/// written, so that no more than one parameter is in memory.
-///
-/// No file appears under its name before all are on the disk, and `config.json` comes last: a directory that has one is complete.
+/// written, so that no more than one parameter is in memory. Of one that is still in a file, [`save_streamed`] needs a piece only.
 ///
 /// # Errors
-/// [`crate::error::BadInput`] when `dir` holds a model already, or `options` ask for what the layout cannot express.
+/// As [`save_streamed`].
 pub fn save(
     dir: &Path,
     config: &ModelConfig,
     options: &SaveOptions,
     mut read: impl FnMut(ParamId) -> Result<Vec<f32>>,
+) -> Result<SavedModel> {
+    let table = ParamTable::new(config);
+    save_streamed(dir, config, options, |id| {
+        let (values, spec) = (read(id)?, &table.specs[id]);
+        ensure!(values.len() == spec.numel(), "{}: {} values for the shape {:?}", spec.name, values.len(), spec.shape);
+        let mut at = 0;
+        Ok(Box::new(move |out: &mut [f32]| {
+            out.copy_from_slice(&values[at..at + out.len()]);
+            at += out.len();
+            Ok(())
+        }))
+    })
+}
+
+/// Writes the model `config` into `dir`, which is created if need be. `open` begins to read one parameter of
+/// `ParamTable::new(config)`, whose values are then taken piece by piece: memory does not grow with the model's tensors.
+///
+/// No file appears under its name before all are on the disk, and `config.json` comes last: a directory that has one is complete.
+///
+/// # Errors
+/// [`crate::error::BadInput`] when `dir` holds a model already, or `options` ask for what the layout cannot express.
+pub fn save_streamed<'a>(
+    dir: &Path,
+    config: &ModelConfig,
+    options: &SaveOptions,
+    mut open: impl FnMut(ParamId) -> Result<Numbers<'a>>,
 ) -> Result<SavedModel> {
     if options.layout != Layout::Native {
         check_legacy(config)?;
@@ -76,6 +104,7 @@ pub fn save(
     let mut tensor_bytes = 0;
     let mut notes = foreign_meaning(config, options.layout);
     let mut moved_skip_biases = 0;
+    let (mut piece, mut bytes) = (Vec::new(), Vec::new());
     for (number, shard) in shards.iter().enumerate() {
         let name = match shards.len() {
             1 => SINGLE.to_string(),
@@ -83,16 +112,20 @@ pub fn save(
         };
         let entries: Vec<Entry> = shard.iter().map(|tensor| entry(tensor, options)).collect();
         let mut file = Pending::tensors(&dir.join(&name), &entries)?;
-        let mut bytes = Vec::new();
         for (tensor, entry) in shard.iter().zip(&entries) {
             for &id in &tensor.params {
-                let values = read(id)?;
                 let spec = &table.specs[id];
-                ensure!(values.len() == spec.numel(), "{}: {} values for the shape {:?}", spec.name, values.len(), spec.shape);
-                moved_skip_biases += (spec.optim == OptimKind::Balance && values.last() != Some(&-1.0)) as usize;
-                bytes.clear();
-                entry.dtype.encode(&values, &mut bytes);
-                file.write(&bytes)?;
+                let mut last = None;
+                each_piece(&mut open(id)?, spec.numel(), &mut piece, &mut |values| {
+                    last = values.last().copied().or(last);
+                    for chunk in values.chunks(CHUNK_NUMBERS) {
+                        bytes.clear();
+                        entry.dtype.encode(chunk, &mut bytes);
+                        file.write(&bytes)?;
+                    }
+                    Ok(())
+                })?;
+                moved_skip_biases += (spec.optim == OptimKind::Balance && last != Some(-1.0)) as usize;
             }
             weight_map.insert(tensor.name.clone(), name.clone());
             tensor_bytes += entry.bytes();

@@ -21,6 +21,11 @@ pub fn available_memory() -> Option<u64> {
     meminfo("MemAvailable")
 }
 
+/// Most memory that this process ever held, in bytes; None where the system does not say.
+pub fn peak_resident_bytes() -> Option<u64> {
+    kib(field(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM")?)
+}
+
 /// Value of the first line `name : value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().filter_map(|l| l.split_once(':')).find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
@@ -70,5 +75,13 @@ mod tests {
         assert_eq!(kib("512 kB"), Some(512 << 10));
         assert_eq!(kib("much"), None);
         assert_eq!(field("a : 1\nmodel name\t: x: y\n", "model name"), Some("x: y"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_process_holds_memory() {
+        let before = peak_resident_bytes().unwrap();
+        std::hint::black_box(vec![1u8; before as usize + (64 << 20)]);
+        assert!(peak_resident_bytes().unwrap() >= before + (64 << 20));
     }
 }

@@ -6,6 +6,7 @@ pub mod cx;
 pub mod init;
 pub mod merge;
 pub mod moe;
+pub mod numbers;
 pub mod params;
 pub mod peers;
 pub mod presets;

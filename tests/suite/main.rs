@@ -21,6 +21,7 @@ mod recipe;
 mod reference_documents;
 mod reference_oracle;
 mod reshard;
+mod reshard_memory;
 mod s3_server;
 mod tokenize;
 mod training_oracle;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Output;
 
 use zaya::checkpoint::{self, Checkpoint, Contents, Dtype, Meta, SaveOptions};
+use zaya::hf;
 use zaya::model::params::ParamTable;
 use zaya::model::presets;
 use zaya::optim::balance::Rule;
@@ -106,7 +107,14 @@ fn to_hugging_face_and_back_is_bit_exact() {
     let run = place.path().join("run");
     let tensors = run_dir(&run);
     let path = |name: &str| place.path().join(name).display().to_string();
-    for (from, to, output) in [("run", "hf", "model"), ("model", "zck", "back"), ("model", "hf", "again")] {
+    for (from, to, output) in [
+        ("run", "hf", "model"),
+        ("model", "zck", "back"),
+        ("model", "hf", "again"),
+        ("run", "hf-legacy", "old"),
+        ("old", "hf-legacy", "old-again"),
+        ("old", "zck", "old-back"),
+    ] {
         let out = zaya(&["--from", &path(from), "--to", to, "--output", &path(output)]);
         assert!(out.status.success(), "{from} to {output}: {}", text(&out.stderr));
     }
@@ -118,15 +126,62 @@ fn to_hugging_face_and_back_is_bit_exact() {
         assert_eq!(back.read(&t.name).unwrap(), original.read(&t.name).unwrap(), "{}", t.name);
     }
     assert_eq!(back.manifest().model_hash, original.manifest().model_hash);
-    assert_eq!(
-        fs::read(place.path().join("model/model.safetensors")).unwrap(),
-        fs::read(place.path().join("again/model.safetensors")).unwrap()
-    );
+    let old_back = Checkpoint::open(&place.path().join("old-back")).unwrap();
+    for t in back.tensors() {
+        assert_eq!(old_back.read(&t.name).unwrap(), back.read(&t.name).unwrap(), "{}", t.name);
+    }
+    for (one, other) in [("model", "again"), ("old", "old-again")] {
+        let read = |name: &str| fs::read(place.path().join(name).join("model.safetensors")).unwrap();
+        assert_eq!(read(one), read(other));
+    }
+    assert_eq!(hf::load(&place.path().join("old")).unwrap().layout, hf::Layout::Legacy);
     // bf16: half the bytes.
     let out = zaya(&["--from", &path("run"), "--to", "hf", "--output", &path("half"), "--dtype", "bf16"]);
     assert!(out.status.success() && text(&out.stdout).contains("BF16"));
     let out = zaya(&["--from", &path("run"), "--to", "hf", "--output", &path("model")]);
     assert_eq!(out.status.code(), Some(2));
+}
+
+/// Of row blocks that are read in pieces, the hash is known at the end: nothing may be visible before.
+#[test]
+fn a_damaged_row_block_is_refused_on_every_way_out() {
+    let place = tempfile::tempdir().unwrap();
+    run_dir(&place.path().join("run"));
+    let path = |name: &str| place.path().join(name).display().to_string();
+    let small = SaveOptions { max_part_bytes: 256, max_file_bytes: 4096, ..SaveOptions::default() };
+    let options = checkpoint::repack::RepackOptions { save: small, ..Default::default() };
+    let source = checkpoint::locate(&place.path().join("run")).unwrap().checkpoint.unwrap();
+    checkpoint::repack::repack(&source, Path::new(&path("blocks")), &options).unwrap();
+    let whole = Checkpoint::open(Path::new(&path("blocks"))).unwrap();
+    // Every kind of place: the first, a middle and the last block of a tensor, its first and its last byte; another tensor's.
+    let parts = |name: &str| whole.entry(name).unwrap().parts.clone();
+    let embed = parts("embed");
+    assert!(embed.len() > 2, "{embed:?}");
+    let last = parts("final_norm");
+    for part in [&embed[0], &embed[1], &embed[embed.len() - 1], &last[0]] {
+        let file = Path::new(&path("blocks")).join(&part.file);
+        let before = fs::read(&file).unwrap();
+        for at in [part.bytes[0], part.bytes[1] - 1] {
+            let mut bytes = before.clone();
+            bytes[at as usize] ^= 1;
+            fs::write(&file, bytes).unwrap();
+            for (to, more) in [("zck", &[][..]), ("zck", &["--dtype", "bf16", "--weights-only"]), ("hf", &[]), ("hf-legacy", &[])]
+            {
+                let out = zaya(&[&["--from", &path("blocks"), "--to", to, "--output", &path("out")], more].concat());
+                let said = text(&out.stderr);
+                assert!(!out.status.success() && said.contains("is damaged: rows"), "{to} {more:?}: {said}");
+                let left = fs::read_dir(place.path().join("out")).map_or(0, |entries| entries.count());
+                assert_eq!(left, 0, "{to} {more:?} left files");
+                // Nor a temporary folder beside it.
+                let names = fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+                assert!(names.into_iter().all(|n| ["run", "blocks", "out"].contains(&n.as_str())), "{to} {more:?}");
+            }
+            let out = zaya(&["diff", &path("blocks"), &path("run")]);
+            assert!(text(&out.stderr).contains("is damaged: rows"), "{}", text(&out.stderr));
+        }
+        fs::write(&file, before).unwrap();
+    }
+    assert_eq!(zaya(&["diff", &path("blocks"), &path("run")]).status.code(), Some(0));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use crate::checkpoint::{Checkpoint, Entry, open_checkpoint};
 use crate::error::exit_code;
+use crate::model::numbers::{Numbers, each_piece};
 
 /// How two tensors of one shape differ.
 struct Distance {
@@ -16,24 +17,52 @@ struct Distance {
     relative: f64,
 }
 
-/// None when they are the same bits.
-fn distance(a: &[f32], b: &[f32]) -> Option<Distance> {
-    if a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits()) {
-        return None;
-    }
-    let (mut max_abs, mut square, mut square_of_a) = (0f64, 0f64, 0f64);
-    for (x, y) in a.iter().zip(b) {
-        let (x, d) = (f64::from(*x), f64::from(*x) - f64::from(*y));
-        square += d * d;
-        square_of_a += x * x;
-        // `max` would pass over a NaN.
-        if d.is_nan() || d.abs() > max_abs {
-            max_abs = d.abs();
+/// What has been seen of two tensors so far.
+#[derive(Default)]
+struct Seen {
+    differ: bool,
+    max_abs: f64,
+    square: f64,
+    square_of_a: f64,
+}
+
+impl Seen {
+    /// Looks at the next numbers of both.
+    fn take(&mut self, a: &[f32], b: &[f32]) {
+        self.differ |= a.iter().zip(b).any(|(x, y)| x.to_bits() != y.to_bits());
+        for (x, y) in a.iter().zip(b) {
+            let (x, d) = (f64::from(*x), f64::from(*x) - f64::from(*y));
+            self.square += d * d;
+            self.square_of_a += x * x;
+            // `max` would pass over a NaN.
+            if d.is_nan() || d.abs() > self.max_abs {
+                self.max_abs = d.abs();
+            }
         }
     }
-    // Of nothing, any difference is infinitely large.
-    let relative = if square == 0.0 { 0.0 } else { (square / square_of_a).sqrt() };
-    Some(Distance { max_abs, relative })
+
+    /// None when they are the same bits.
+    fn distance(&self) -> Option<Distance> {
+        // Of nothing, any difference is infinitely large.
+        let relative = if self.square == 0.0 { 0.0 } else { (self.square / self.square_of_a).sqrt() };
+        self.differ.then_some(Distance { max_abs: self.max_abs, relative })
+    }
+}
+
+/// Two tensors of `count` numbers, in pieces. Nothing is said of them before all hashes are checked.
+fn distance(count: usize, mut a: Numbers, mut b: Numbers, buffers: &mut [Vec<f32>; 2]) -> Result<Option<Distance>> {
+    let mut seen = Seen::default();
+    let [of_a, of_b] = buffers;
+    each_piece(&mut a, count, of_a, &mut |piece| {
+        if of_b.len() < piece.len() {
+            of_b.resize(piece.len(), 0.0);
+        }
+        let other = &mut of_b[..piece.len()];
+        b(other)?;
+        seen.take(piece, other);
+        Ok(())
+    })?;
+    Ok(seen.distance())
 }
 
 pub fn run(a: &Path, b: &Path) -> Result<u8> {
@@ -101,6 +130,7 @@ fn tensors(a: &Checkpoint, b: &Checkpoint) -> Result<bool> {
     };
     let mut different = missing(a, b, "A") + missing(b, a, "B");
     let mut compared = 0;
+    let mut buffers = [Vec::new(), Vec::new()];
     let both = a.manifest().entries.iter().filter_map(|x| Some((x, b.entry(&x.name)?)));
     for (x, y) in both {
         compared += 1;
@@ -111,7 +141,8 @@ fn tensors(a: &Checkpoint, b: &Checkpoint) -> Result<bool> {
         }
         let formats =
             if x.dtype == y.dtype { String::new() } else { format!("  {} in A, {} in B", x.dtype.name(), y.dtype.name()) };
-        if let Some(Distance { max_abs, relative }) = distance(&a.read(&x.name)?, &b.read(&y.name)?) {
+        let found = distance(x.shape.iter().product(), a.numbers(&x.name)?, b.numbers(&y.name)?, &mut buffers)?;
+        if let Some(Distance { max_abs, relative }) = found {
             different += 1;
             say!("{}: max abs {max_abs:.3e}, relative norm {relative:.3e}{formats}", x.name);
         }
@@ -126,6 +157,17 @@ mod tests {
 
     #[test]
     fn distances() {
+        /// Whatever the pieces.
+        fn distance(a: &[f32], b: &[f32]) -> Option<Distance> {
+            let [whole, one_by_one] = [a.len(), 1].map(|n| {
+                let mut seen = Seen::default();
+                a.chunks(n).zip(b.chunks(n)).for_each(|(a, b)| seen.take(a, b));
+                seen.distance()
+            });
+            let bits = |d: &Option<Distance>| d.as_ref().map(|d| (d.max_abs.to_bits(), d.relative.to_bits()));
+            assert_eq!(bits(&whole), bits(&one_by_one));
+            whole
+        }
         assert!(distance(&[1.0, f32::NAN], &[1.0, f32::NAN]).is_none());
         let d = distance(&[3.0, 4.0], &[3.0, 4.5]).unwrap();
         assert_eq!((d.max_abs, d.relative), (0.5, 0.1));
