@@ -8,7 +8,7 @@ use super::problems::{Origin, Problem};
 use super::resolved::*;
 use super::schema::Value;
 use super::{geometry, paths};
-use crate::checkpoint::remote::check_url;
+use crate::checkpoint::remote::check_folder_url;
 use crate::error::did_you_mean;
 use crate::model::config::{AttentionKind, ModelConfig, Rope, SkipMode};
 use crate::model::presets;
@@ -135,7 +135,7 @@ impl Reader<'_> {
 
     fn upload(&mut self) -> Option<String> {
         let url = self.text("checkpoint.upload")?;
-        if let Err(why) = check_url(&url) {
+        if let Err(why) = check_folder_url(&url) {
             self.problem("checkpoint.upload", format!("`checkpoint.upload`: {why}"));
         }
         Some(url)

@@ -180,7 +180,7 @@ fn begin<'a>(whole: &'a Recipe, options: &Options, world: Option<&Group>) -> Res
             leg.kept.lock = Some(RunLock::take(dir)?);
         }
         if let Some(from) = &leg.from {
-            refuse_other_run(whole, from)?;
+            refuse_other_run(whole, from.meta(), &from.dir().display().to_string())?;
             leg.stage = stage_to_enter(whole, from)?;
         }
     }

@@ -2,6 +2,7 @@
 //! not belong together, weights of another shape. Whatever is refused here is refused before anything is written.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -9,7 +10,7 @@ use super::Options;
 use super::lock::RunLock;
 use super::validate::NamedSet;
 use crate::checkpoint::remote::Remote;
-use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents};
+use crate::checkpoint::{self, CKPT_DIR, Checkpoint, Contents, Meta};
 use crate::data::dataset::Dataset;
 use crate::data::{Loader, ValidationSet};
 use crate::error::bad_input;
@@ -51,12 +52,33 @@ fn refuse_used(dir: &Path) -> Result<()> {
     }
 }
 
+/// A new run does not upload to where another one has: step by step it would take that one's place.
+fn refuse_used_store(recipe: &Recipe) -> Result<()> {
+    let Some(url) = &recipe.checkpoint.upload else { return Ok(()) };
+    match Remote::open(url, recipe.checkpoint.upload_retry.min(ASK_STORE))?.steps() {
+        Ok(steps) => match steps.first() {
+            Some(step) => Err(bad_input(format!(
+                "checkpoint.upload: {url} already holds a checkpoint of step {step}: go on with it by --resume, or choose another place"
+            ))),
+            None => Ok(()),
+        },
+        Err(e) => {
+            tell!("warning: {e:#}; whether another run has uploaded there is not known, and training begins");
+            Ok(())
+        }
+    }
+}
+
+/// How long a start waits for a store that does not answer.
+const ASK_STORE: Duration = Duration::from_secs(10);
+
 /// The checkpoint to go on from; None = step 0. Where the run directory holds none it is fetched: from `--resume-from`, else from
 /// where the recipe uploads to.
 pub fn find_start(recipe: &Recipe, options: &Options) -> Result<Option<Checkpoint>> {
     let dir = &recipe.run.dir;
     if !options.resume {
         refuse_used(dir)?;
+        refuse_used_store(recipe)?;
         return Ok(None);
     }
     let root = dir.join(CKPT_DIR);
@@ -104,7 +126,9 @@ fn url_of(source: &str) -> String {
 fn fetch_start(url: &str, root: &Path, recipe: &Recipe, asked: bool) -> Result<Option<Checkpoint>> {
     let remote = Remote::open(url, recipe.checkpoint.upload_retry)?;
     tell!("--resume: {} holds no valid checkpoint; looking for one in {url}", root.display());
-    let found = remote.fetch_latest(root)?;
+    // Refused before anything of it is here.
+    let wanted = |meta: &Meta| refuse_other_run(recipe, meta, url);
+    let found = remote.fetch_latest(root, &wanted)?;
     found.skipped.iter().for_each(|s| tell!("warning: {s}"));
     match &found.checkpoint {
         Some(c) => tell!("fetched {} from {url}, and verified it", c.dir().display()),
@@ -128,13 +152,13 @@ fn fetch_start(url: &str, root: &Path, recipe: &Recipe, asked: bool) -> Result<O
 }
 
 /// Refuses to go on with a recipe that makes it another run.
-pub fn refuse_other_run(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
-    let differences = changes(recipe, from)?;
+pub fn refuse_other_run(recipe: &Recipe, from: &Meta, place: &str) -> Result<()> {
+    let differences = changes(recipe, from, place)?;
     if !differences.refused.is_empty() {
         return Err(bad_input(format!(
             "resuming {}: the recipe is not the one that the run was started with:\n  - {}\nSet these back, or start a new run \
              with another run.dir (docs/RECIPE.md lists what may change)",
-            from.dir().display(),
+            place,
             differences.refused.join("\n  - ")
         )));
     }
@@ -143,13 +167,12 @@ pub fn refuse_other_run(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
 
 /// Tells what has changed and may.
 pub fn tell_changes(recipe: &Recipe, from: &Checkpoint) -> Result<()> {
-    changes(recipe, from)?.allowed.iter().for_each(|d| tell!("note: {d}"));
+    changes(recipe, from.meta(), &from.dir().display().to_string())?.allowed.iter().for_each(|d| tell!("note: {d}"));
     Ok(())
 }
 
-fn changes(recipe: &Recipe, from: &Checkpoint) -> Result<recipe::ResumeDifferences> {
-    let name = format!("{} (its recipe)", from.dir().display());
-    Ok(recipe.resume_differences(&recipe::load_resolved(&name, &from.meta().recipe)?))
+fn changes(recipe: &Recipe, from: &Meta, place: &str) -> Result<recipe::ResumeDifferences> {
+    Ok(recipe.resume_differences(&recipe::load_resolved(&format!("{place} (its recipe)"), &from.recipe)?))
 }
 
 /// A model to take weights from; its parameters must be those of the recipe's model.

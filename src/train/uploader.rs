@@ -28,8 +28,10 @@ pub struct Uploader {
     url: String,
     orders: Sender<u64>,
     ended: Receiver<UploadEnded>,
-    in_flight: Option<u64>,
+    in_flight: Option<Waiting>,
     waiting: Vec<Waiting>,
+    /// Of those to be kept, the ones whose upload has failed: tried again with the next one.
+    failed: Vec<u64>,
 }
 
 impl Uploader {
@@ -51,7 +53,15 @@ impl Uploader {
             }
         };
         std::thread::Builder::new().name("upload".into()).spawn(body).context("starting the uploading thread")?;
-        Ok(Self { root: root.to_path_buf(), url: url.into(), orders, ended, in_flight: None, waiting: Vec::new() })
+        Ok(Self {
+            root: root.to_path_buf(),
+            url: url.into(),
+            orders,
+            ended,
+            in_flight: None,
+            waiting: Vec::new(),
+            failed: Vec::new(),
+        })
     }
 
     pub fn url(&self) -> &str {
@@ -65,6 +75,8 @@ impl Uploader {
 
     /// Asks for the upload of a checkpoint. It takes the place of the one that waits, unless that one is to be kept.
     pub fn offer(&mut self, step: u64, keep: bool) {
+        let again = std::mem::take(&mut self.failed);
+        self.waiting.extend(again.into_iter().map(|step| Waiting { step, keep: true }));
         self.waiting.retain(|w| w.keep && w.step != step);
         self.waiting.push(Waiting { step, keep });
         self.begin();
@@ -72,21 +84,24 @@ impl Uploader {
 
     /// Steps that the upload still needs.
     pub fn needed(&self) -> Vec<u64> {
-        self.in_flight.into_iter().chain(self.waiting.iter().map(|w| w.step)).collect()
+        let orders = self.in_flight.iter().chain(&self.waiting).map(|w| w.step);
+        orders.chain(self.failed.iter().copied()).collect()
     }
 
     fn begin(&mut self) {
-        if self.in_flight.is_none() && !self.waiting.is_empty() {
-            let step = self.waiting.remove(0).step;
+        // The newest first: it is the one to go on from.
+        let newest = (0..self.waiting.len()).max_by_key(|i| self.waiting[*i].step);
+        if let (None, Some(newest)) = (self.in_flight, newest) {
+            let next = self.waiting.swap_remove(newest);
             // The thread is gone when it has panicked, which `wait` tells.
-            let _ = self.orders.send(step);
-            self.in_flight = Some(step);
+            let _ = self.orders.send(next.step);
+            self.in_flight = Some(next);
         }
     }
 
     /// Waits at most so long for the upload in flight; None when none is, or it is not done by then.
     pub fn wait(&mut self, at_most: Duration) -> Option<UploadEnded> {
-        let step = self.in_flight?;
+        let Waiting { step, keep } = self.in_flight?;
         let ended = match self.ended.recv_timeout(at_most) {
             Ok(ended) => ended,
             Err(RecvTimeoutError::Timeout) => return None,
@@ -97,6 +112,9 @@ impl Uploader {
             }
         };
         self.in_flight = None;
+        if keep && ended.outcome.is_err() {
+            self.failed.push(step);
+        }
         self.begin();
         Some(ended)
     }
@@ -121,13 +139,18 @@ mod tests {
             uploader.offer(step, keep);
         }
         assert_eq!(uploader.needed(), [1, 3, 5]);
+        uploader.offer(5, true);
         let mut tried = Vec::new();
         while uploader.is_busy() {
             let Some(ended) = uploader.wait(Duration::from_secs(10)) else { continue };
             assert!(ended.outcome.is_err());
             tried.push(ended.step);
         }
-        assert_eq!(tried, [1, 3, 5]);
-        assert!(uploader.wait(Duration::ZERO).is_none() && uploader.needed().is_empty());
+        assert_eq!(tried, [1, 5, 3]);
+        assert!(uploader.wait(Duration::ZERO).is_none());
+        // Those that are to be kept wait for another chance.
+        assert_eq!(uploader.needed(), [5, 3]);
+        uploader.offer(6, false);
+        assert_eq!(uploader.needed(), [6, 5, 3]);
     }
 }

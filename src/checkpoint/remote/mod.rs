@@ -27,10 +27,15 @@ use super::manifest::Manifest;
 use super::names::{parse_step_dir, step_dir};
 use crate::error::bad_input;
 
+pub use fetch::Fetched;
 pub use upload::Uploaded;
 
 /// Bytes that travel in one piece.
 const PIECE_BYTES: u64 = 16 << 20;
+/// The time alone limits how often a request is tried again.
+const MAX_RETRIES: usize = 1_000_000;
+/// How long one request may take: a piece of a file, on a slow line with three others beside it.
+const REQUEST_TIMEOUT: &str = "10m";
 /// How the failure of a store is told apart from that of the checkpoint itself.
 const STORE: &str = "the object store";
 
@@ -60,6 +65,17 @@ pub fn check_url(url: &str) -> Result<(), String> {
         true => format!("`{url}` is a path: for a folder write \"file://{url}\""),
         false => format!("`{url}` is no URL: expected {FORMS}"),
     })?;
+    // In an Azure URL the part before the @ is the container.
+    let secret = parsed.password().is_some() || !(parsed.username().is_empty() || parsed.scheme().starts_with("abfs"));
+    if secret {
+        let store = format!("{}://{}{}", parsed.scheme(), parsed.host_str().unwrap_or(""), parsed.path());
+        return Err(format!(
+            "a URL of a store holds no credentials, they would end up in files: write `{store}`, and put them into the environment"
+        ));
+    }
+    if parsed.query().is_some() || parsed.fragment().is_some() {
+        return Err(format!("`{url}` has a part behind a `?` or `#`, which means nothing here"));
+    }
     if parsed.scheme() == "file" && parsed.host_str().is_some_and(|host| !host.is_empty()) {
         return Err(format!("`{url}` names a host: a folder is written with three slashes, file:///FOLDER"));
     }
@@ -68,6 +84,18 @@ pub fn check_url(url: &str) -> Result<(), String> {
             Err(format!("`{url}` is of no store that is known: expected {FORMS}"))
         }
         Ok(_) => Ok(()),
+    }
+}
+
+/// Checks the URL of a place for a run's checkpoints, as [`check_url`] does.
+///
+/// # Errors
+/// Also when it is that of one checkpoint.
+pub fn check_folder_url(url: &str) -> Result<(), String> {
+    check_url(url)?;
+    match url.trim_end_matches('/').rsplit('/').next().and_then(parse_step_dir) {
+        Some(_) => Err(format!("`{url}` is the place of one checkpoint: leave the last part out")),
+        None => Ok(()),
     }
 }
 
@@ -82,7 +110,7 @@ impl Remote {
         let parsed = Url::parse(url).context("a URL that was just checked")?;
         let (scheme, key) = ObjectStoreScheme::parse(&parsed).context("a URL that was just checked")?;
         trust_rustls();
-        let retry = RetryConfig { retry_timeout: retry, ..RetryConfig::default() };
+        let retry = RetryConfig { retry_timeout: retry, max_retries: MAX_RETRIES, ..RetryConfig::default() };
         let store = connect(&scheme, url, retry).map_err(|e| bad_input(format!("opening {url}: {e:#}")))?;
         // The URL of one checkpoint means that one.
         let only = key.parts().next_back().and_then(|last| parse_step_dir(last.as_ref()));
@@ -113,7 +141,11 @@ impl Remote {
         let listed = listed.with_context(|| format!("listing the checkpoints of {}", self.url))?;
         let name = |key: &Key| key.parts().next_back().and_then(|last| parse_step_dir(last.as_ref()));
         let mut steps: Vec<u64> = listed.common_prefixes.iter().filter_map(name).collect();
+        // Some servers list everything below, whatever they are asked.
+        let depth = self.prefix.parts().count();
+        steps.extend(listed.objects.iter().filter_map(|o| parse_step_dir(o.location.parts().nth(depth)?.as_ref())));
         steps.sort_unstable_by(|a, b| b.cmp(a));
+        steps.dedup();
         Ok(steps)
     }
 
@@ -123,6 +155,11 @@ impl Remote {
     /// When there is none, it is damaged, or the store cannot be asked.
     pub fn manifest(&self, step: u64) -> Result<Manifest> {
         let bytes = self.runtime.block_on(self.manifest_bytes(step))?;
+        self.parse(step, bytes)
+    }
+
+    /// What a step's manifest says, if it is one.
+    fn parse(&self, step: u64, bytes: Option<Vec<u8>>) -> Result<Manifest> {
         let bytes = bytes
             .with_context(|| format!("{}/{} has no {MANIFEST}: it was not uploaded to the end", self.url, step_dir(step)))?;
         let manifest = Manifest::parse(&bytes)?;
@@ -141,6 +178,7 @@ impl Remote {
 }
 
 fn connect(scheme: &ObjectStoreScheme, url: &str, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
+    let timeout = || ("timeout".to_string(), REQUEST_TIMEOUT.to_string());
     let variables = |prefix: &'static str| {
         let all = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         all.filter(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.to_ascii_lowercase(), value))
@@ -148,13 +186,13 @@ fn connect(scheme: &ObjectStoreScheme, url: &str, retry: RetryConfig) -> object_
     Ok(match scheme {
         ObjectStoreScheme::AmazonS3 => {
             // The server itself compares what arrives; a variable may turn that off.
-            let first = ("aws_checksum_algorithm".to_string(), "sha256".to_string());
+            let first = [("aws_checksum_algorithm".to_string(), "sha256".to_string()), timeout()];
             let builder = AmazonS3Builder::new().with_url(url).with_retry(retry);
             let with = |b: AmazonS3Builder, (key, value): (String, String)| match key.parse() {
                 Ok(key) => b.with_config(key, value),
                 Err(_) => b,
             };
-            Arc::new(std::iter::once(first).chain(variables("AWS_")).fold(builder, with).build()?)
+            Arc::new(first.into_iter().chain(variables("AWS_")).fold(builder, with).build()?)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let builder = GoogleCloudStorageBuilder::new().with_url(url).with_retry(retry);
@@ -162,7 +200,7 @@ fn connect(scheme: &ObjectStoreScheme, url: &str, retry: RetryConfig) -> object_
                 Ok(key) => b.with_config(key, value),
                 Err(_) => b,
             };
-            Arc::new(variables("GOOGLE_").fold(builder, with).build()?)
+            Arc::new([timeout()].into_iter().chain(variables("GOOGLE_")).fold(builder, with).build()?)
         }
         ObjectStoreScheme::MicrosoftAzure => {
             let builder = MicrosoftAzureBuilder::new().with_url(url).with_retry(retry);
@@ -170,9 +208,10 @@ fn connect(scheme: &ObjectStoreScheme, url: &str, retry: RetryConfig) -> object_
                 Ok(key) => b.with_config(key, value),
                 Err(_) => b,
             };
-            Arc::new(variables("AZURE_").fold(builder, with).build()?)
+            Arc::new([timeout()].into_iter().chain(variables("AZURE_")).fold(builder, with).build()?)
         }
-        _ => Arc::new(LocalFileSystem::new()),
+        // What is noted as arrived is to outlive a power cut.
+        _ => Arc::new(LocalFileSystem::new().with_fsync(true)),
     })
 }
 
@@ -203,11 +242,16 @@ mod tests {
             ("memory:///x", "no store that is known"),
             ("https://example.com/x", "no store that is known"),
             ("file://tmp/x", "three slashes"),
+            ("s3://key:secret@bucket/x", "write `s3://bucket/x`, and put them into the environment"),
+            ("s3://key@bucket/x", "holds no credentials"),
+            ("s3://bucket/x?versionId=1", "behind a `?`"),
             ("", "is no URL"),
         ] {
             let said = check_url(bad).unwrap_err();
-            assert!(said.contains(says), "{bad}: {said}");
+            assert!(said.contains(says) && !said.contains("secret"), "{bad}: {said}");
         }
+        check_folder_url("s3://bucket/step-100/x").unwrap();
+        assert!(check_folder_url("s3://bucket/x/step-00000100/").unwrap_err().contains("leave the last part out"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use super::journal::Journal;
 use super::{PIECE_BYTES, Remote, STORE};
+use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{Checkpoint, FileEntry, MANIFEST, step_dir};
 use crate::failpoint;
 
@@ -77,7 +78,8 @@ impl Remote {
         let mut journal = Journal::open(dir, &self.url);
         let there = self.manifest_bytes(step).await?;
         let complete = there.as_deref() == Some(manifest);
-        if there.is_some() && !complete {
+        if let Some(there) = there.filter(|_| !complete) {
+            refuse_other_run(&there, checkpoint)?;
             self.store.delete(&manifest_key).await.context("taking back the manifest of this step's earlier version")?;
         }
         let mut skipped = 0;
@@ -111,7 +113,7 @@ impl Remote {
         Ok(skipped)
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>> {
+    pub(super) async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>> {
         match self.store.head(key).await {
             Ok(found) => Ok(Some(found)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -167,6 +169,17 @@ impl Remote {
             }
         }
     }
+}
+
+/// Refuses to replace what is not an earlier version of a checkpoint, but another model's or another run's. What is no manifest may go.
+fn refuse_other_run(there: &[u8], ours: &Checkpoint) -> Result<()> {
+    let Ok(there) = Manifest::parse(there) else { return Ok(()) };
+    let (theirs, ours) = (&there, ours.manifest());
+    let same = theirs.model_hash == ours.model_hash
+        && theirs.meta.tokenizer_hash == ours.meta.tokenizer_hash
+        && theirs.meta.data_fingerprint == ours.meta.data_fingerprint;
+    ensure!(same, "there is a checkpoint of this step of another model, or trained on other data: upload to another place");
+    Ok(())
 }
 
 /// A file, piece by piece, hashed on the way.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::checkpoint::remote::Remote;
+use crate::checkpoint::remote::{Fetched, Remote};
 use crate::checkpoint::{MANIFEST, step_dir};
 use crate::error::{bad_input, exit_code};
 
@@ -41,9 +41,9 @@ pub fn verify(url: &str) -> Result<u8> {
     let mut valid = true;
     for step in steps {
         let folder = tempfile::tempdir().context("creating a temporary folder")?;
-        match remote.fetch(step, folder.path()) {
-            Ok(c) => say!("{url}: {}: valid: {}", step_dir(step), super::summary(&c)),
-            Err(e) => {
+        match remote.fetch(step, folder.path(), &|_| Ok(()))? {
+            Fetched::Whole(c) => say!("{url}: {}: valid: {}", step_dir(step), super::summary(&c)),
+            Fetched::Damaged(e) => {
                 say!("{url}: {}: NOT VALID: {e:#}", step_dir(step));
                 valid = false;
             }
@@ -60,7 +60,7 @@ pub fn fetch(url: &str, output: &Path) -> Result<u8> {
     let parent = output.parent().unwrap_or(Path::new("/"));
     std::fs::create_dir_all(parent).with_context(|| format!("creating {}", parent.display()))?;
     let folder = tempfile::Builder::new().prefix(".zaya-fetch-").tempdir_in(parent).context("creating a temporary folder")?;
-    let found = remote.fetch_latest(folder.path())?;
+    let found = remote.fetch_latest(folder.path(), &|_| Ok(()))?;
     found.skipped.iter().for_each(|s| tell!("warning: {s}"));
     let Some(checkpoint) = found.checkpoint else {
         return Err(bad_input(format!("{url} holds no valid checkpoint")));

@@ -7,8 +7,8 @@ use crate::train::engine::Engine;
 use crate::train::report;
 use crate::train::uploader::UploadEnded;
 
-/// Between two signs of life while the end of a run waits for an upload.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks at whether a signal came while the end of a run waits for an upload.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 impl<E: Engine> Run<'_, E> {
     /// Asks for the upload of a checkpoint that is safe on the disk.
@@ -39,7 +39,7 @@ impl<E: Engine> Run<'_, E> {
     /// Waits for all uploads of a run that ends.
     pub(super) fn finish_uploads(&mut self) {
         self.look_at_uploads();
-        let mut told = None;
+        let (mut told, before) = (None, self.stop.signalled());
         while let Some(uploader) = self.kept.uploader.as_mut().filter(|u| u.is_busy()) {
             let steps = uploader.needed();
             if told.as_ref() != Some(&steps) {
@@ -53,6 +53,9 @@ impl<E: Engine> Run<'_, E> {
             }
             if let Some(ended) = uploader.wait(PATIENCE) {
                 self.tell_upload(ended);
+            } else if before.is_none() && self.stop.signalled().is_some() {
+                tell!("warning: not waiting for the upload any longer; --resume goes on with it");
+                return;
             }
         }
     }

@@ -236,6 +236,7 @@ fn what_is_damaged_there_is_passed_over() {
             "step-00000005: ",
             "is damaged",
             "step-00000004: ",
+            "weights-00000.safetensors has",
             "step-00000003 has no manifest.json",
             "resuming at step 2",
         ]);
@@ -252,6 +253,46 @@ fn what_is_damaged_there_is_passed_over() {
         depot.run_from("fourth", "run", None, &[]).expect(2).says(&["holds no valid checkpoint (see the warnings)"]);
         fs::remove_dir_all(lab.path("run")).unwrap();
         depot.run("run", &["--resume"]).expect(1).says(&["none of them is valid"]);
+    }
+}
+
+/// A store or a disk that fails for a moment is no reason to go on from an older checkpoint.
+#[test]
+fn trouble_on_the_way_is_not_damage() {
+    for depot in Depot::both() {
+        let lab = &depot.lab;
+        let args = ["--set", "checkpoint.keep_every=1", "--set", "checkpoint.keep_last=9"];
+        depot.run("run", &[&args[..], &["--stop-at", "3"]].concat()).expect(0);
+        for fail in ["fetch.file:error", "fetch.before_commit:enospc"] {
+            depot.run_from("other", "run", Some(fail), &args).expect(1).says(&["step-00000003"]);
+            assert_eq!(lab.steps("other"), [] as [u64; 0], "{fail}");
+        }
+        depot.run_from("other", "run", None, &["--stop-at", "4"]).expect(0).says(&["resuming at step 3"]);
+        // Of another run nothing is fetched at all.
+        let other = ["--set", "run.seed=8"];
+        depot.run_from("third", "run", None, &other).expect(2).says(&["`run.seed` was 7 and is now 8"]);
+        assert!(!lab.path("third").exists());
+    }
+}
+
+#[test]
+fn another_runs_place_is_not_taken() {
+    for depot in Depot::both() {
+        let lab = &depot.lab;
+        depot.run("run", &["--stop-at", "3"]).expect(0);
+        let before = snapshot(&depot.folder("run"));
+        let upload = format!("checkpoint.upload={}", depot.url("run"));
+        let begin = |args: &[&str]| depot.go(&mut lab.command("new", &[&["--set", &upload], args].concat()), None);
+        begin(&[]).expect(2).says(&["already holds a checkpoint of step 3", "--resume, or choose another place"]);
+        assert!(!lab.path("new").exists());
+        // A run that was begun elsewhere, on other data, does not write over it either.
+        lab.run("new", &["--stop-at", "2", "--set", "data.sources=[{name=\"a\", path=\"b\"}]"]).expect(0);
+        begin(&["--resume", "--stop-at", "3", "--set", "data.sources=[{name=\"a\", path=\"b\"}]"])
+            .expect(0)
+            .says(&["there is a checkpoint of this step of another model, or trained on other data"]);
+        let after = snapshot(&depot.folder("run"));
+        assert!(before.iter().all(|(path, bytes)| after.get(path) == Some(bytes)));
+        depot.reshard(&["verify", &depot.url("run")]).expect(0);
     }
 }
 
@@ -284,6 +325,7 @@ fn retention_waits_for_uploads() {
         assert_eq!(depot.events("run", "upload_failed").len(), 0);
         let mut steps: Vec<u64> = depot.events("run", "checkpoint_uploaded").iter().map(|e| number(e, "at_step")).collect();
         steps.retain(|s| s % 2 == 0);
+        steps.sort();
         assert_eq!(steps, [2, 4, 6, 8], "those that are kept are all uploaded");
         depot.reshard(&["verify", &depot.url("run")]).expect(0);
     }
@@ -332,7 +374,11 @@ fn training_goes_on_without_the_store() {
 #[test]
 fn urls_that_are_none() {
     let lab = Lab::new();
-    for (url, says) in [("/mnt/backup", "write \"file:///mnt/backup\""), ("ftp://host/x", "expected s3://BUCKET/PREFIX")] {
+    for (url, says) in [
+        ("/mnt/backup", "write \"file:///mnt/backup\""),
+        ("ftp://host/x", "expected s3://BUCKET/PREFIX"),
+        ("s3://key:secret@b/x", "environment"),
+    ] {
         lab.run("run", &["--set", &format!("checkpoint.upload={url}")]).expect(2).says(&[says]);
         lab.run("run", &["--dry-run", "--set", &format!("checkpoint.upload={url}")]).expect(2).says(&[says]);
     }
