@@ -14,6 +14,7 @@ use super::writer::Stall;
 use crate::checkpoint::Saved;
 use crate::monitor::metrics::last_step;
 use crate::optim::balance::ExpertLoad;
+use crate::parallel::bucket;
 use crate::parallel::exchange::Waits;
 
 /// What the loop knows beside the step's own report.
@@ -165,4 +166,9 @@ pub fn context(step: u64, when: &str, report: &ContextReport) -> Value {
 /// The event of a start for which memory only sufficed with smaller micro-batches.
 pub fn micro_batch_reduced(step: u64, asked: usize, used: usize) -> Value {
     json!({"event": "micro_batch_reduced", "at_step": step, "asked": asked, "used": used})
+}
+
+/// The event of a run that has measured how large its buckets should be.
+pub fn buckets_sized(step: u64, found: &bucket::Found) -> Value {
+    json!({"event": "buckets_sized", "at_step": step, "bucket_mib": found.bucket_mib, "reduce_scatter": found.rates})
 }

@@ -258,6 +258,9 @@ impl<'a, E: Engine> Run<'a, E> {
             saved_step,
             writer,
         };
+        if let Some(found) = run.kept.buckets.take() {
+            run.write_metrics(&report::buckets_sized(run.state.step, &found));
+        }
         if let Some(asked) = reduced_from {
             run.write_metrics(&report::micro_batch_reduced(run.state.step, asked, recipe.train.micro_batch));
         }
@@ -357,8 +360,10 @@ impl<'a, E: Engine> Run<'a, E> {
         };
         let mut progress = self.kept.first.is_some().then(|| Progress::new(total, self.state.step));
         let start = self.state.step;
-        let profiled = self.options.profile.clone().filter(|_| entered && self.kept.first.is_some());
-        let mut profile = profiled.map(|path| Profile::new(path, until.saturating_sub(start)));
+        if let Some(path) = self.options.profile.clone().filter(|_| self.kept.first.is_some()) {
+            // It goes on from stage to stage.
+            self.kept.profile.get_or_insert_with(|| Profile::new(path, of_run.saturating_sub(start)));
+        }
 
         let mut validated = true;
         let outcome = loop {
@@ -369,8 +374,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 break Some(reason);
             }
             failpoint::hit_at("step", self.state.step)?;
-            let nth = self.state.step + 1 - start;
-            profile.iter_mut().for_each(|p| p.before(nth));
+            self.kept.profile.iter_mut().for_each(Profile::before);
             let recorded = trace::phase(STEP);
             let started = Instant::now();
             let reading = trace::phase(DATA);
@@ -383,7 +387,7 @@ impl<'a, E: Engine> Run<'a, E> {
             // Interrupted between two micro-batches: the step has not happened.
             let Some(report) = done.inspect_err(|_| self.sync_metrics())? else { continue };
             drop(recorded);
-            profile.iter_mut().for_each(|p| p.after(nth));
+            self.kept.profile.iter_mut().for_each(Profile::after);
             let waits = self.sharing.take_waits();
             let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops, waits };
             let now = self.state.step;
@@ -422,10 +426,12 @@ impl<'a, E: Engine> Run<'a, E> {
             self.report_context("after")?;
         }
         self.sync_metrics();
-        match (profile, outcome) {
-            (Some(profile), Some(Outcome::Signal(_))) => profile.abandon(),
-            (Some(profile), _) => profile.report(self.recipe.train.precision),
-            (None, _) => {}
+        // Not between stages: there it goes on.
+        if let Some((profile, outcome)) = outcome.and_then(|outcome| Some((self.kept.profile.take()?, outcome))) {
+            match outcome {
+                Outcome::Signal(_) => profile.abandon(),
+                _ => profile.report(self.recipe.train.precision),
+            }
         }
         Ok(outcome)
     }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::lock::RunLock;
+use super::profile::Profile;
 use super::report;
 use super::run::{First, Options};
 use super::start::{claim_existing, find_start, refuse_other_run};
@@ -14,7 +15,7 @@ use super::stop::Outcome;
 use crate::checkpoint::{self, CKPT_DIR, Checkpoint};
 use crate::data::MixtureState;
 use crate::monitor::metrics::METRICS_FILE;
-use crate::parallel::Group;
+use crate::parallel::{Group, bucket};
 use crate::recipe::Recipe;
 
 /// Part of a run that one engine trains: a stage, from its start or from where a checkpoint stands.
@@ -39,6 +40,10 @@ pub(super) struct Kept {
     pub checkpoint_failures: u64,
     /// Whether this process has trained a stage already.
     pub under_way: bool,
+    /// Of the first rank, until the run ends.
+    pub profile: Option<Profile>,
+    /// What was measured for the size of buckets, and is not in the metrics yet.
+    pub buckets: Option<bucket::Found>,
 }
 
 /// How a leg ended.
