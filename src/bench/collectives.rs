@@ -7,14 +7,13 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::timing::median;
+use crate::parallel::bucket;
 use crate::parallel::group::even_pieces;
 use crate::parallel::threads::Hub;
 use crate::parallel::{Channel, Comm, Group, Stages};
 
 /// Bytes of the messages that are measured.
 const SIZES: [usize; 6] = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
-/// A bucket is large enough when it travels at this part of the best rate.
-const ENOUGH: f64 = 0.9;
 const LEAST_ROUNDS: usize = 5;
 /// Longer than any of these operations takes.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -38,8 +37,8 @@ pub struct CollectiveLine {
 pub struct Collectives {
     pub ranks: usize,
     pub lines: Vec<CollectiveLine>,
-    /// Smallest bucket that travels at 0.9 of the best rate: what `parallel.bucket_mib` should be.
-    pub bucket_mib: usize,
+    /// Smallest bucket that travels at 0.9 of the best rate: what `parallel.bucket_mib` should be. Measured as runs with "auto" do.
+    pub bucket_mib: u64,
 }
 
 /// Operations that are measured, and how often each rank receives the part of the bytes that is the others'.
@@ -54,29 +53,33 @@ pub fn measure(ranks: usize, seconds: f64, progress: &dyn Fn(&str)) -> Result<Co
             lines.push(one(name, times * others, bytes, ranks, seconds)?);
         }
     }
-    let of_gradients: Vec<&CollectiveLine> = lines.iter().filter(|l| l.name == "reduce-scatter" && l.bytes >= 1 << 20).collect();
-    let best = of_gradients.iter().map(|l| l.gbytes_per_s).fold(0.0, f64::max);
-    let enough = of_gradients.iter().find(|l| l.gbytes_per_s >= ENOUGH * best);
-    Ok(Collectives { ranks, bucket_mib: enough.map_or(16, |l| l.bytes >> 20), lines })
+    progress(&format!("size of buckets between {ranks} ranks"));
+    Ok(Collectives { ranks, bucket_mib: on_ranks(ranks, bucket::measure)?.bucket_mib, lines })
 }
 
-fn one(name: &'static str, share: f64, bytes: usize, ranks: usize, seconds: f64) -> Result<CollectiveLine> {
-    let received = (bytes as f64 * share) as usize / size_of::<f32>();
+/// Does the same on all of so many ranks; what the first one found.
+fn on_ranks<T: Send + 'static>(ranks: usize, body: impl Fn(&Group) -> Result<T> + Clone + Send + 'static) -> Result<T> {
     let threads: Vec<_> = (Hub::ranks(ranks, TIMEOUT).into_iter())
         .map(|transport| {
+            let body = body.clone();
             let body = move || {
                 let comm = Comm::new(Arc::new(transport), Stages::Flat);
-                rounds(&Group::new(&comm, Channel::Main, "world", (0..ranks).collect()), name, bytes, received, seconds)
+                body(&Group::new(&comm, Channel::Main, "world", (0..ranks).collect()))
             };
             std::thread::Builder::new().spawn(body).context("starting a rank")
         })
         .collect::<Result<_>>()?;
     let mut of_first = None;
     for thread in threads {
-        let times = thread.join().map_err(|_| anyhow::anyhow!("a rank of the measurement panicked"))??;
-        of_first.get_or_insert(times);
+        let found = thread.join().map_err(|_| anyhow::anyhow!("a rank of the measurement panicked"))??;
+        of_first.get_or_insert(found);
     }
-    let (times, limits) = of_first.context("there is a first rank")?;
+    of_first.context("there is a first rank")
+}
+
+fn one(name: &'static str, share: f64, bytes: usize, ranks: usize, seconds: f64) -> Result<CollectiveLine> {
+    let received = (bytes as f64 * share) as usize / size_of::<f32>();
+    let (times, limits) = on_ranks(ranks, move |group| rounds(group, name, bytes, received, seconds))?;
     let (median_s, limit_s) = (median(times.clone()), median(limits));
     Ok(CollectiveLine {
         name,

@@ -45,7 +45,7 @@ fn products(m: &ModelConfig, tokens: usize) -> Vec<Product> {
 }
 
 pub fn measure(recipe: &Recipe, peaks: &Peaks, seconds: f64, progress: &dyn Fn(&str)) -> Result<Vec<GemmLine>> {
-    let tokens = recipe.train.micro_batch * recipe.train.seq_len;
+    let tokens = recipe.train.sequences_at_once() * recipe.train.seq_len;
     let mut lines = Vec::new();
     for p in products(&recipe.model, tokens) {
         progress(&format!("product {} ({} x {} x {})", p.name, p.m, p.n, p.k));

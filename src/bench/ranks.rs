@@ -106,7 +106,7 @@ pub fn measure(recipe: &Recipe, ranks: usize, threads: usize, seconds: f64) -> R
             let body = move |asked, tell: &Sender<Outcome>| {
                 par::pool(Some(threads_per_rank))?.install(|| {
                     let mesh = Arc::new(Mesh::new(layout, comm));
-                    let bucket_bytes = (recipe.parallel.bucket_mib << 20) as usize;
+                    let (bucket_bytes, _) = ranks::bucket_bytes(&recipe, &mesh)?;
                     let together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
                     steps(&recipe, &together, Some((layout, cutting)), asked, tell)
                 })
@@ -154,7 +154,7 @@ fn steps(
     let (model, train) = (&recipe.model, &recipe.train);
     let table = ParamTable::new(model);
     let (layout, rank) = sharing.place();
-    let shares = layout.micro_batches(rank, train.sequences_per_step() as usize, train.micro_batch);
+    let shares = layout.micro_batches(rank, train.sequences_per_step() as usize, train.sequences_at_once());
     let first = shares.first().map_or(0, |s| s.len());
     let rows = first * shared.map_or(train.seq_len, |(_, cutting)| cutting.chunk() * cutting.per_rank());
     let engine = EvenRoutes::new(recipe, shared, rows)?;

@@ -68,7 +68,7 @@ impl RecipeShape {
         Self {
             parameters: table.total(),
             precision: train.precision,
-            micro_batch: train.micro_batch,
+            micro_batch: train.sequences_at_once(),
             seq_len: train.seq_len,
             tokens_per_step: train.global_batch_tokens,
             micro_batches_per_step: train.micro_batches_per_step(),

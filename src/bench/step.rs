@@ -89,7 +89,7 @@ pub fn measure(recipe: &Recipe, seconds: f64) -> Result<StepLine> {
     let table = ParamTable::new(&recipe.model);
     refuse_too_large(recipe, &table)?;
     let (model, train) = (&recipe.model, &recipe.train);
-    let tokens = train.micro_batch * train.seq_len;
+    let tokens = train.sequences_at_once() * train.seq_len;
     let engine = EvenRoutes::new(recipe, None, tokens)?;
     let mut state = TrainState::new(engine.backend(), model, &balance_config(recipe), |id| {
         Ok(initial_values(&table.specs[id], model, recipe.run.seed))
@@ -100,7 +100,7 @@ pub fn measure(recipe: &Recipe, seconds: f64) -> Result<StepLine> {
         let micro = train.micro_batches_per_step();
         let stream = |i| state.step * micro + i;
         let batches: Vec<_> =
-            (0..micro).map(|i| synthetic::batch(stream(i), model.vocab_size, train.micro_batch, train.seq_len)).collect();
+            (0..micro).map(|i| synthetic::batch(stream(i), model.vocab_size, train.sequences_at_once(), train.seq_len)).collect();
         let lr = schedule.lr_at(state.step);
         trace::start();
         let (started, cpu_before) = (Instant::now(), cpu_seconds());

@@ -51,7 +51,9 @@ pub struct Args {
 
 pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     let recipe = recipe::load(&args.recipe, &args.set)?;
-    recipe.warnings.iter().for_each(|w| tell!("warning: {w}"));
+    // Held-out sets that training never scores are what the loss by position is told of.
+    let warnings = recipe.warnings.iter().filter(|w| !w.ends_with(recipe::NEVER_EVALUATED));
+    warnings.for_each(|w| tell!("warning: {w}"));
     let from = open_checkpoint(&args.from)?;
     extend::check(&recipe, &from, args.reset_optimizer, args.allow_shorter)?;
     if args.dry_run {

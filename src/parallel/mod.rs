@@ -5,6 +5,7 @@
 //! owns what, and how gradients and weights travel), [`context`], [`experts`]. [`sharing`] is what the training step sees of it all.
 
 pub mod background;
+pub mod bucket;
 pub mod context;
 pub mod exchange;
 pub mod experts;

@@ -49,7 +49,7 @@ impl Plan {
             total_tokens,
             sequences_per_step: train.sequences_per_step(),
             micro_batches_per_step: train.micro_batches_per_step(),
-            tokens_per_micro_batch: train.micro_batch as u64 * train.seq_len as u64,
+            tokens_per_micro_batch: train.sequences_at_once() as u64 * train.seq_len as u64,
             groups: ParamGroup::ALL.iter().map(|g| (*g, table.in_group(*g))).collect(),
             parameters: table.total(),
             active_without_embedding,

@@ -109,7 +109,8 @@ fn geometry(out: &mut String, recipe: &Recipe, plan: &Plan) {
     let _ = writeln!(out, "# Geometry\n");
     let sequences = format!("{} sequences of {} tokens", grouped(plan.sequences_per_step), grouped(t.seq_len as u64));
     row(out, "tokens per step", &grouped(plan.tokens_per_step), &sequences);
-    let micro = format!("of {} sequences, {} tokens", grouped(t.micro_batch as u64), grouped(plan.tokens_per_micro_batch));
+    let micro =
+        format!("of {} sequences, {} tokens", grouped(t.sequences_at_once() as u64), grouped(plan.tokens_per_micro_batch));
     row(out, "micro-batches per step", &grouped(plan.micro_batches_per_step), &micro);
     row(out, "steps", &grouped(plan.steps), "");
     row(out, "tokens of the run", &grouped(plan.total_tokens), "");
@@ -133,8 +134,8 @@ fn flops(out: &mut String, plan: &Plan) {
 fn sharing(out: &mut String, recipe: &Recipe, layout: Layout, cutting: Cutting) {
     let _ = writeln!(out, "# Ranks\n");
     row(out, "ranks", &grouped(layout.world as u64), "");
-    let of_rank = layout.micro_batches(0, recipe.train.sequences_per_step() as usize, recipe.train.micro_batch);
     let sequences = recipe.train.sequences_per_step();
+    let of_rank = layout.micro_batches(0, sequences as usize, recipe.train.sequences_at_once());
     let idle = (layout.replicas() as u64).saturating_sub(sequences);
     let idle = if idle > 0 { format!("; {} without a sequence", grouped(idle)) } else { String::new() };
     let replicas = format!("of {} ranks; {} micro-batches a step{idle}", layout.cp, grouped(of_rank.len() as u64));

@@ -10,6 +10,9 @@ const MOST_EXPERTS: u128 = 1 << 21;
 /// Most parameters of a model, a thousand times the largest in existence: keeps every product within 64 bits.
 const MOST_PARAMETERS: u128 = 1 << 54;
 
+/// The warning about held-out sets that training does not look at. Not of `zaya extend-context`, which looks at them before and after.
+pub const NEVER_EVALUATED: &str = "data.validation is given, but eval.every is not: the held-out sets are never used";
+
 /// Appends problems to `problems`, and warnings to the recipe.
 pub fn check(recipe: &mut Recipe, values: &Values, problems: &mut Vec<Problem>) {
     let mut problem = |path: &str, text: String| problems.push(Problem::new(values.origin(path), text));
@@ -29,7 +32,7 @@ pub fn check(recipe: &mut Recipe, values: &Values, problems: &mut Vec<Problem>) 
         problem("eval.every", "`eval.every` is given, but there is no [[data.validation]] to evaluate on".into());
     }
     if r.eval.every.is_none() && !r.data.validation.is_empty() {
-        warnings.push("data.validation is given, but eval.every is not: the held-out sets are never used".to_string());
+        warnings.push(NEVER_EVALUATED.to_string());
     }
     if let Some(tokens) = r.eval.tokens.filter(|t| *t < r.train.seq_len as u64) {
         let text = format!("`eval.tokens` ({tokens}) is less than one sequence: `train.seq_len` is {}", r.train.seq_len);

@@ -136,7 +136,7 @@ pub const KEYS: &[Key] = &[
     key("parallel.collectives", Choice(&["auto", "flat", "two-stage"]), Value("\"auto\""), Free, "Whether ranks talk to all others directly, or first inside each node and then, across nodes, to those with their own place in their node. `auto`: two-stage where a group has several ranks on each of several nodes. Both give the same bits where the number of ranks in a node is a power of two."),
     key("parallel.ranks_per_node", Integer { min: 1, max: 65_536 }, Absent("the launcher's, else all ranks"), Free, "Ranks of a node, which have numbers in a row."),
     key("parallel.partial_nodes", Choice(&["warn", "error", "allow"]), Value("\"warn\""), Free, "What becomes of a context or expert group that is a part of a node, or lies across a node's border: such a group uses few of the links between the GPUs of a node."),
-    key("parallel.bucket_mib", Integer { min: 1, max: 65_536 }, Value("16"), Free, "MiB of gradients (or updated weights) that travel together. Changes no bit."),
+    key("parallel.bucket_mib", IntegerOrAuto { min: 1, max: 65_536 }, Value("16"), Free, "MiB of gradients (or updated weights) that travel together. `\"auto\"`: the size of 1, 4, 16 and 64 that `zaya bench collectives` would recommend, measured between the ranks when the run starts, in about a second. Changes no bit."),
     key("parallel.timeout", Duration, Value("\"10m\""), Free, "How long a rank waits for another before the run ends with a sentence that names who is missing."),
 
     key("stages.*.name", Text, Required, STAGE, "Name of the stage; unique."),

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+pub use geometry::NEVER_EVALUATED;
 pub use resolved::*;
 pub use resume::ResumeDifferences;
 

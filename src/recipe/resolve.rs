@@ -184,7 +184,7 @@ impl Reader<'_> {
                 Some("allow") => PartialNodes::Allow,
                 _ => PartialNodes::Warn,
             },
-            bucket_mib: self.int("parallel.bucket_mib"),
+            bucket_mib: self.int_opt("parallel.bucket_mib"),
             timeout: match self.values.get("parallel.timeout") {
                 Some(Value::Duration(d)) => d,
                 _ => Duration::from_secs(600),

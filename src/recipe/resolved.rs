@@ -93,7 +93,7 @@ impl Train {
     }
     /// Forward and backward passes of one optimizer step.
     pub fn micro_batches_per_step(&self) -> u64 {
-        self.sequences_per_step() / self.micro_batch as u64
+        self.sequences_per_step() / self.sequences_at_once() as u64
     }
     pub fn total_tokens(&self) -> u64 {
         self.steps * self.global_batch_tokens
@@ -264,7 +264,8 @@ pub struct Parallel {
     /// None = the launcher's, else all ranks.
     pub ranks_per_node: Option<usize>,
     pub partial_nodes: PartialNodes,
-    pub bucket_mib: u64,
+    /// None = measured when the run starts.
+    pub bucket_mib: Option<u64>,
     pub timeout: Duration,
 }
 

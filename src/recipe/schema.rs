@@ -56,6 +56,11 @@ pub enum Kind {
         min: u64,
         max: u64,
     },
+    /// An integer, or "auto".
+    IntegerOrAuto {
+        min: u64,
+        max: u64,
+    },
     /// A number of tokens: an integer, or text with a unit.
     Tokens {
         min: u64,
@@ -153,6 +158,7 @@ impl Kind {
             Self::Bool => "true or false".into(),
             Self::Integer { min, max } => integer(min, max),
             Self::IntegerOrNone { min, max } => format!("{} or \"none\"", integer(min, max)),
+            Self::IntegerOrAuto { min, max } => format!("{} or \"auto\"", integer(min, max)),
             Self::Tokens { min } => {
                 format!("a number of tokens of at least {min} (an integer, or text with a unit such as \"8T\")")
             }
@@ -193,7 +199,10 @@ impl Kind {
             (Self::Bool, Data::Bool(b)) => Ok(Value::Bool(*b)),
             (Self::Bool, Data::Text(s)) if s == "true" || s == "false" => Err("remove the quotes".into()),
             (Self::IntegerOrNone { .. }, Data::Text(s)) if s == "none" => Ok(Value::None),
-            (Self::Integer { min, max } | Self::IntegerOrNone { min, max }, _) => integer(node, min, max),
+            (Self::IntegerOrAuto { .. }, Data::Text(s)) if s == "auto" => Ok(Value::Text(s.clone())),
+            (Self::Integer { min, max } | Self::IntegerOrNone { min, max } | Self::IntegerOrAuto { min, max }, _) => {
+                integer(node, min, max)
+            }
             (Self::Tokens { min }, Data::Text(s)) => match units::parse_tokens(s)? {
                 n if n >= min => Ok(Value::Integer(n)),
                 _ => none(),

@@ -204,7 +204,7 @@ fn parallel(r: &Recipe, out: &mut Flat) {
     out.put("parallel.collectives", collectives.into());
     out.some("parallel.ranks_per_node", p.ranks_per_node.map(|n| n as u64), int);
     out.put("parallel.partial_nodes", partial.into());
-    out.put("parallel.bucket_mib", int(p.bucket_mib));
+    out.put("parallel.bucket_mib", p.bucket_mib.map_or_else(|| "auto".into(), int));
     out.put("parallel.timeout", format_duration(p.timeout).into());
 }
 

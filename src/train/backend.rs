@@ -67,9 +67,12 @@ pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl 
                 }
                 return Ok(Fitted { engine, recipe, reduced_from });
             }
-            Err(e) if recipe.train.micro_batch == 1 => return Err(e),
+            // Smaller ones would change nothing.
+            Err(e) if recipe.train.sequences_at_once() == 1 => return Err(e),
             // No room on another rank, which will say so.
-            Ok(_) if recipe.train.micro_batch == 1 => bail!("another rank has no memory for a micro-batch of one sequence"),
+            Ok(_) if recipe.train.sequences_at_once() == 1 => {
+                bail!("another rank has no memory for a micro-batch of one sequence")
+            }
             _ => recipe.train.micro_batch /= 2,
         }
     }
@@ -94,7 +97,7 @@ fn refuse_without_room(recipe: &Recipe, rest: u64) -> Result<()> {
         format!(
             "asking the system for {} MiB for weights, gradients and optimizer state, beside the working memory of micro-batches of {}",
             bytes >> 20,
-            recipe.train.micro_batch
+            recipe.train.sequences_at_once()
         )
     })
 }
@@ -106,7 +109,7 @@ fn refuse_above_limit(recipe: &Recipe, bytes: u64) -> Result<()> {
         return Err(bad_input(format!(
             "train.memory_limit_mib is {limit}, but a step needs {needed} MiB even with a micro-batch of {}. Set train.recompute = \"all\", \
              share the work among more ranks, or raise the limit (--dry-run lists what takes it)",
-            recipe.train.micro_batch
+            recipe.train.sequences_at_once()
         )));
     }
     Ok(())
@@ -128,7 +131,7 @@ impl Step {
     pub fn of(r: &Recipe) -> Self {
         let t = &r.train;
         Self {
-            micro_batch: t.micro_batch,
+            micro_batch: t.sequences_at_once(),
             seq_len: t.seq_len,
             precision: t.precision,
             head_precision: t.head_precision,

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::engine::Engine;
-use super::step::share_results;
+use super::step::{agree, share_results};
 use super::validate::{NamedSet, each_batch};
 use crate::data::dataset::Dataset;
 use crate::data::order::hash;
@@ -71,14 +71,7 @@ impl<E: Engine> Measure<'_, E> {
         let mut loss_by_position = BTreeMap::new();
         for named in sets {
             let windows = max_tokens.map_or(u64::MAX, |t| t / self.seq_len as u64).min(named.set.num_windows());
-            let mut buckets = Vec::with_capacity(BUCKETS);
-            for i in 0..BUCKETS {
-                let (from, to) = (i * self.seq_len / BUCKETS, (i + 1) * self.seq_len / BUCKETS);
-                let make = |windows: Range<u64>| Ok(only_positions(named.set.batch(windows)?, &(from..to)));
-                let Some((loss, _)) = self.sum(windows, &make, false)? else { return Ok(None) };
-                let mean = (loss.count > 0).then(|| loss.sum / loss.count as f64);
-                buckets.push(Bucket { from, to, loss: mean, tokens: loss.count });
-            }
+            let Some(buckets) = self.buckets(named, windows)? else { return Ok(None) };
             loss_by_position.insert(named.name.clone(), buckets);
         }
         let mut retrieval = Vec::new();
@@ -86,7 +79,7 @@ impl<E: Engine> Measure<'_, E> {
         for distance in needle.distances() {
             let Some(first) = sets.first() else { break };
             let make = |trials: Range<u64>| needle.batch(first.set.dataset(), trials, distance);
-            let Some((loss, hits)) = self.sum(TRIALS, &make, true)? else { return Ok(None) };
+            let Some((loss, hits)) = self.sum(TRIALS, &make)? else { return Ok(None) };
             let tokens = loss.count.max(1) as f64;
             let top1 = hits.map(|n| n as f64 / tokens);
             retrieval.push(Retrieval { distance, sequences: TRIALS, log_probability: -loss.sum / tokens, top1 });
@@ -94,22 +87,50 @@ impl<E: Engine> Measure<'_, E> {
         Ok(Some(ContextReport { seq_len: self.seq_len, loss_by_position, retrieval }))
     }
 
-    /// Loss over all labels of `windows` windows and, where asked for, how many of them are the most likely tokens.
-    fn sum(
-        &self,
-        windows: u64,
-        make: &dyn Fn(Range<u64>) -> Result<Batch>,
-        count_hits: bool,
-    ) -> Result<Option<(Loss, Option<u64>)>> {
+    /// Loss by position over `windows` windows. Each is read once, however many parts its positions have.
+    fn buckets(&self, named: &NamedSet, windows: u64) -> Result<Option<Vec<Bucket>>> {
+        let part = |i: usize| i * self.seq_len / BUCKETS..(i + 1) * self.seq_len / BUCKETS;
+        let world = self.sharing.mesh().map(|mesh| &mesh.world);
+        let (mut losses, mut stopped) = ([Loss::default(); BUCKETS], false);
+        let mut one = |_: u64, batch: &Batch| {
+            for (i, loss) in losses.iter_mut().enumerate() {
+                // A pass over a long sequence takes its time.
+                if agree(world, (self.interrupted)())? {
+                    stopped = true;
+                    return Ok(());
+                }
+                let batch = only_positions(batch.clone(), &part(i));
+                let of_batch = self.engine.loss(self.params, &*self.sharing.cut(&batch)?, self.sharing.peers())?;
+                loss.sum += of_batch.sum;
+                loss.count += of_batch.count;
+            }
+            Ok(())
+        };
+        let make = |windows: Range<u64>| named.set.batch(windows);
+        if !each_batch(self.sharing, windows, self.micro_batch, self.interrupted, &make, &mut one)? || stopped {
+            return Ok(None);
+        }
+        let mut buckets = Vec::with_capacity(BUCKETS);
+        for (i, mut loss) in losses.into_iter().enumerate() {
+            if let Some(world) = world {
+                share_results(world, "losses by position", &mut loss, &mut [], &mut [])?;
+            }
+            let mean = (loss.count > 0).then(|| loss.sum / loss.count as f64);
+            buckets.push(Bucket { from: part(i).start, to: part(i).end, loss: mean, tokens: loss.count });
+        }
+        Ok(Some(buckets))
+    }
+
+    /// Loss over all labels of `windows` windows, and how many of them are the most likely tokens, where the engine tells.
+    fn sum(&self, windows: u64, make: &dyn Fn(Range<u64>) -> Result<Batch>) -> Result<Option<(Loss, Option<u64>)>> {
         let (mut loss, mut hits) = (Loss::default(), Some(0));
         let mut one = |_: u64, batch: &Batch| {
+            let batch = &*self.sharing.cut(batch)?;
             let part = self.engine.loss(self.params, batch, self.sharing.peers())?;
             loss.sum += part.sum;
             loss.count += part.count;
-            if count_hits {
-                let found = self.engine.top1(self.params, batch, self.sharing.peers())?;
-                hits = hits.zip(found).map(|(a, b)| a + b);
-            }
+            let found = self.engine.top1(self.params, batch, self.sharing.peers())?;
+            hits = hits.zip(found).map(|(a, b)| a + b);
             Ok(())
         };
         if !each_batch(self.sharing, windows, self.micro_batch, self.interrupted, make, &mut one)? {
@@ -120,7 +141,7 @@ impl<E: Engine> Measure<'_, E> {
             share_results(&mesh.world, "losses and hits of held-out windows", &mut loss, &mut counts, &mut [])?;
             hits = hits.map(|_| counts[0][0]);
         }
-        Ok(Some((loss, hits.filter(|_| count_hits))))
+        Ok(Some((loss, hits)))
     }
 }
 

@@ -22,25 +22,28 @@ pub struct Profile {
     path: PathBuf,
     first: u64,
     last: u64,
+    /// Steps that this process has made.
+    done: u64,
     trace: Option<Trace>,
 }
 
 impl Profile {
     /// For a process that is going to make `steps` steps. A run that is too short has its last steps recorded.
     pub fn new(path: PathBuf, steps: u64) -> Self {
-        Self { path, first: FIRST.min(steps), last: LAST.min(steps), trace: None }
+        Self { path, first: FIRST.min(steps), last: LAST.min(steps), done: 0, trace: None }
     }
 
-    /// Before step `nth` of this process, counted from 1.
-    pub fn before(&mut self, nth: u64) {
-        if nth == self.first && self.trace.is_none() {
+    /// Before the next step of this process, in whatever stage.
+    pub fn before(&mut self) {
+        if self.done + 1 == self.first && self.trace.is_none() {
             trace::start();
         }
     }
 
-    /// After step `nth`.
-    pub fn after(&mut self, nth: u64) {
-        if nth == self.last {
+    /// After it, when it has happened.
+    pub fn after(&mut self) {
+        self.done += 1;
+        if self.done == self.last {
             self.close();
         }
     }

@@ -14,6 +14,7 @@ use super::step::{StepConfig, agree};
 use super::stop::{Outcome, Stop};
 use crate::error::{BadInput, bad_input, panic_text};
 use crate::failpoint;
+use crate::parallel::bucket;
 #[cfg(feature = "mpi")]
 use crate::parallel::launch::{self, Launch};
 #[cfg(feature = "mpi")]
@@ -57,6 +58,24 @@ pub fn check_layouts(recipe: &Recipe, ranks: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Bytes of the run's buckets, and what was measured for that.
+///
+/// # Errors
+/// When another rank is lost meanwhile.
+pub fn bucket_bytes(recipe: &Recipe, mesh: &Mesh) -> Result<(usize, Option<bucket::Found>)> {
+    let found = match recipe.parallel.bucket_mib {
+        Some(_) => None,
+        // One rank sends nothing to anybody.
+        None if mesh.layout.world == 1 => None,
+        None => {
+            mesh.comm.at(|place| place.phase = "sizing buckets");
+            Some(bucket::measure(&mesh.background_world).context("measuring for parallel.bucket_mib = \"auto\"")?)
+        }
+    };
+    let mib = recipe.parallel.bucket_mib.or(found.as_ref().map(|f| f.bucket_mib)).unwrap_or(bucket::DEFAULT_MIB);
+    Ok(((mib << 20) as usize, found))
 }
 
 /// Compute threads of each of `ranks` ranks on this machine.
@@ -205,11 +224,23 @@ fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>) -> Re
     }
     // Between stages, all ranks are one group.
     let world = Group::new(&comm, Channel::Main, "run", (0..ranks).collect());
-    stages::each(recipe, options, Some(&world), |leg| {
+    // The ranks and what lies between them stay the same in all stages: measured once.
+    let mut sized = None;
+    stages::each(recipe, options, Some(&world), |mut leg| {
         let recipe = leg.recipe()?;
         let (layout, cutting) = layout(&recipe, ranks)?;
         let mesh = Arc::new(Mesh::new(layout, comm.clone()));
-        let bucket_bytes = (recipe.parallel.bucket_mib << 20) as usize;
+        let bucket_bytes = match sized {
+            Some(bytes) => bytes,
+            None => {
+                let (bytes, found) = bucket_bytes(&recipe, &mesh)?;
+                if let Some(found) = &found {
+                    tell!("{}", found.sentence(ranks));
+                }
+                leg.kept.buckets = found;
+                *sized.insert(bytes)
+            }
+        };
         let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
         let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, Some((layout, cutting)), fits)?;
         let mut together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;

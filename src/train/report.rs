@@ -15,6 +15,7 @@ use crate::checkpoint::Saved;
 use crate::checkpoint::remote::Uploaded;
 use crate::monitor::metrics::last_step;
 use crate::optim::balance::ExpertLoad;
+use crate::parallel::bucket;
 use crate::parallel::exchange::Waits;
 
 /// What the loop knows beside the step's own report.
@@ -216,4 +217,9 @@ pub fn context(step: u64, stage: Option<&str>, when: &str, report: &ContextRepor
 /// The event of a start for which memory only sufficed with smaller micro-batches.
 pub fn micro_batch_reduced(step: u64, asked: usize, used: usize) -> Value {
     json!({"event": "micro_batch_reduced", "at_step": step, "asked": asked, "used": used})
+}
+
+/// The event of a run that has measured how large its buckets should be.
+pub fn buckets_sized(step: u64, found: &bucket::Found) -> Value {
+    json!({"event": "buckets_sized", "at_step": step, "bucket_mib": found.bucket_mib, "reduce_scatter": found.rates})
 }

@@ -285,6 +285,9 @@ impl<'a, E: Engine> Run<'a, E> {
         if resumed && entered {
             run.offer_start(run.state.step);
         }
+        if let Some(found) = run.kept.buckets.take() {
+            run.write_metrics(&report::buckets_sized(run.state.step, &found));
+        }
         if let Some(asked) = reduced_from {
             run.write_metrics(&report::micro_batch_reduced(run.state.step, asked, recipe.train.micro_batch));
         }
@@ -389,8 +392,10 @@ impl<'a, E: Engine> Run<'a, E> {
         };
         let mut progress = self.kept.first.is_some().then(|| Progress::new(total, self.state.step));
         let start = self.state.step;
-        let profiled = self.options.profile.clone().filter(|_| entered && self.kept.first.is_some());
-        let mut profile = profiled.map(|path| Profile::new(path, until.saturating_sub(start)));
+        if let Some(path) = self.options.profile.clone().filter(|_| self.kept.first.is_some()) {
+            // It goes on from stage to stage.
+            self.kept.profile.get_or_insert_with(|| Profile::new(path, of_run.saturating_sub(start)));
+        }
 
         let mut validated = true;
         let outcome = loop {
@@ -400,8 +405,7 @@ impl<'a, E: Engine> Run<'a, E> {
             }
             self.pass_over_named();
             failpoint::hit_at("step", self.state.step)?;
-            let nth = self.state.step + 1 - start;
-            profile.iter_mut().for_each(|p| p.before(nth));
+            self.kept.profile.iter_mut().for_each(Profile::before);
             let recorded = trace::phase(STEP);
             let started = Instant::now();
             let reading = trace::phase(DATA);
@@ -432,7 +436,7 @@ impl<'a, E: Engine> Run<'a, E> {
             if report.updated {
                 self.accept(report.mean_loss(), report.grad_norm);
             }
-            profile.iter_mut().for_each(|p| p.after(nth));
+            self.kept.profile.iter_mut().for_each(Profile::after);
             let waits = self.sharing.take_waits();
             let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops, waits };
             let now = self.state.step;
@@ -472,10 +476,12 @@ impl<'a, E: Engine> Run<'a, E> {
             self.report_context("after")?;
         }
         self.sync_metrics();
-        match (profile, outcome) {
-            (Some(profile), Some(Outcome::Signal(_))) => profile.abandon(),
-            (Some(profile), _) => profile.report(self.recipe.train.precision),
-            (None, _) => {}
+        // Not between stages: there it goes on.
+        if let Some((profile, outcome)) = outcome.and_then(|outcome| Some((self.kept.profile.take()?, outcome))) {
+            match outcome {
+                Outcome::Signal(_) => profile.abandon(),
+                _ => profile.report(self.recipe.train.precision),
+            }
         }
         Ok(outcome)
     }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::lock::RunLock;
+use super::profile::Profile;
 use super::report;
 use super::run::{First, Options};
 use super::spans::Spans;
@@ -19,7 +20,7 @@ use super::uploader::Uploader;
 use crate::checkpoint::{self, CKPT_DIR, Checkpoint};
 use crate::data::MixtureState;
 use crate::monitor::metrics::METRICS_FILE;
-use crate::parallel::Group;
+use crate::parallel::{Group, bucket};
 use crate::recipe::Recipe;
 
 /// Name of the message by which the first rank says that it still looks for a checkpoint.
@@ -50,6 +51,10 @@ pub(super) struct Kept {
     pub upload_failures: u64,
     /// Whether this process has trained a stage already.
     pub under_way: bool,
+    /// Of the first rank, until the run ends.
+    pub profile: Option<Profile>,
+    /// What was measured for the size of buckets, and is not in the metrics yet.
+    pub buckets: Option<bucket::Found>,
 }
 
 /// How a leg ended.

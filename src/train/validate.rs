@@ -58,7 +58,7 @@ pub fn score<E: Engine>(
     // By the first window of each batch: added up in the order of the windows, whoever scored them.
     let mut sums = vec![0.0; windows as usize];
     let mut one = |first: u64, batch: &Batch| {
-        let part = engine.loss(params, batch, sharing.peers())?;
+        let part = engine.loss(params, &*sharing.cut(batch)?, sharing.peers())?;
         if let Some(sum) = sums.get_mut(first as usize) {
             *sum += part.sum;
         }
@@ -75,7 +75,7 @@ pub fn score<E: Engine>(
     Ok(Some(Score { name: named.name.clone(), loss, bytes_per_token: set.bytes_per_token() }))
 }
 
-/// Calls `one` with this rank's part of windows `0..windows`, `micro_batch` at a time, and the number of the first. False when
+/// Calls `one` with the windows, whole, of this rank's replica out of `0..windows`, `micro_batch` at a time, and the number of the first. False when
 /// `interrupted` says so between two batches.
 pub fn each_batch<B: Backend>(
     sharing: &dyn Sharing<B>,
@@ -97,7 +97,7 @@ pub fn each_batch<B: Backend>(
         failpoint::hit("eval")?;
         let first = (round + replica * micro_batch as u64).min(windows);
         let whole = make(first..(first + micro_batch as u64).min(windows))?;
-        one(first, &*sharing.cut(&whole)?)?;
+        one(first, &whole)?;
     }
     Ok(true)
 }

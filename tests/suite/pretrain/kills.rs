@@ -1,7 +1,7 @@
 //! Killed anywhere, a run goes on from its last checkpoint and ends in the same bits.
 
 use super::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use zaya::failpoint::POINTS;
 
@@ -41,8 +41,7 @@ fn at_every_step_in(lab: &Lab) {
 #[test]
 fn at_every_point_of_a_save() {
     for lab in Lab::both() {
-        let newest =
-            at_every_point_of_a_save_in(&lab, &["--set", "checkpoint.keep_last=2"], |point| !point.starts_with("ckpt.pool"));
+        let newest = at_every_point_of_a_save_in(&lab, &[], &[], &[&[]], |point| !point.starts_with("ckpt.pool"));
         assert!(newest.len() > 2, "resumed from {newest:?}");
     }
 }
@@ -51,32 +50,76 @@ fn at_every_point_of_a_save() {
 #[test]
 fn at_every_point_of_the_pool() {
     for lab in Lab::both() {
-        let args = ["checkpoint.keep_last=2", "checkpoint.incremental=true", "router.freeze_tokens=1000"]
-            .map(|set| ["--set", set])
-            .concat();
-        at_every_point_of_a_save_in(&lab, &args, |point| point.starts_with("ckpt.pool"));
+        let common = ["checkpoint.incremental=true", "router.freeze_tokens=1000"].map(|set| ["--set", set]).concat();
+        at_every_point_of_a_save_in(&lab, &common, &[], &[&[]], |point| point.starts_with("ckpt.pool"));
     }
 }
 
-fn at_every_point_of_a_save_in(lab: &Lab, retain: &[&str], of_interest: fn(&str) -> bool) -> BTreeSet<String> {
-    lab.reference("whole", retain);
+/// The first rank writes what the others have brought it; whoever goes on need not be as many.
+#[test]
+fn at_every_point_of_a_save_by_several_ranks_and_resumed_by_others() {
+    let [_, lab] = Lab::both();
+    let same_bits = ["--set", "train.deterministic=layout"];
+    let resumed = [&["--ranks", "1"][..], &["--ranks", "3"], &["--ranks", "2", "--set", "parallel.ep=2"]];
+    let newest =
+        at_every_point_of_a_save_in(&lab, &same_bits, &["--ranks", "2"], &resumed, |point| !point.starts_with("ckpt.pool"));
+    assert!(newest.len() > 2, "resumed from {newest:?}");
+}
+
+/// Without the promise of the same bits in every layout: the same ranks end in the same bits, others close to them.
+#[test]
+fn in_a_save_by_several_ranks_without_sums_over_sequences() {
+    let [_, lab] = Lab::both();
+    let two = ["--ranks", "2"];
+    lab.reference("whole", &two);
+    let losses = |run: &str| -> Vec<f64> { lab.metrics(run).iter().map(|line| line["loss"].as_f64().unwrap()).collect() };
+    for point in ["ckpt.write", "ckpt.before_commit", "ckpt.before_latest"] {
+        let run = format!("{point}-same");
+        assert_killed(&lab.run_failing(&run, &format!("{point}:kill@3"), &two), &run);
+        copy_dir(&lab.path(&run), &lab.path(&format!("{point}-other")));
+        lab.run(&run, &[&two[..], &["--resume"]].concat()).expect(0).says(&["resuming at step"]);
+        lab.assert_same_run("whole", &run);
+        let run = format!("{point}-other");
+        lab.run(&run, &["--ranks", "3", "--resume"]).expect(0).says(&["resuming at step"]);
+        let lines: BTreeMap<u64, f64> =
+            lab.metrics(&run).iter().map(|l| (l["step"].as_u64().unwrap(), l["loss"].as_f64().unwrap())).collect();
+        assert_close(&lines.into_values().collect::<Vec<_>>(), &losses("whole"), 1e-4);
+        let (a, b) = (lab.checkpoint(&run, 8), lab.checkpoint("whole", 8));
+        assert_eq!((a.tensors(), &a.meta().loader), (b.tensors(), &b.meta().loader));
+    }
+}
+
+/// `common` decides the numbers; `killed` and `resumed` how they are computed, the latter in turn.
+fn at_every_point_of_a_save_in(
+    lab: &Lab,
+    common: &[&str],
+    killed: &[&str],
+    resumed: &[&[&str]],
+    of_interest: fn(&str) -> bool,
+) -> BTreeSet<String> {
+    let retain = [&["--set", "checkpoint.keep_last=2"][..], common].concat();
+    lab.reference("whole", &retain);
     assert_eq!(lab.steps("whole"), [8, 7]);
     // Step 3 is damaged, so that step 3 is saved over it: every point of the protocol is passed.
-    lab.run("start", &[retain, &["--stop-at", "3", "--set", "checkpoint.keep_last=3"]].concat()).expect(0);
+    lab.run("start", &[common, killed, &["--stop-at", "3"]].concat()).expect(0);
     flip_a_bit(&lab.path("start/ckpt/step-00000003/weights-00000.safetensors"));
     let mut newest = BTreeSet::new();
+    let mut resumed = resumed.iter().cycle();
     for point in POINTS.iter().filter(|p| p.name.starts_with("ckpt.") && of_interest(p.name)) {
         for n in [1, 2] {
             let run = format!("{}-{n}", point.name);
             copy_dir(&lab.path("start"), &lab.path(&run));
-            let args = [retain, &["--resume"]].concat();
-            let done = lab.run_failing(&run, &format!("{}:kill@{n}", point.name), &args);
+            let args = [&retain[..], &["--resume"]].concat();
+            let done = lab.run_failing(&run, &format!("{}:kill@{n}", point.name), &[&args[..], killed].concat());
             if done.code == Some(0) {
                 // Passed once in this run.
                 assert!(n > 1, "{} is never passed", point.name);
             } else {
                 assert_killed(&done, &run);
-                let done = lab.run(&run, &args).expect(0);
+                let valid = checkpoint::latest_valid(&lab.path(&run).join(CKPT_DIR)).unwrap();
+                assert!(valid.checkpoint.is_some(), "{run}: {:?}", valid.skipped);
+                let others = resumed.next().copied().unwrap_or_default();
+                let done = lab.run(&run, &[&args[..], others].concat()).expect(0);
                 let from = done.err.split("resuming at step ").nth(1).unwrap();
                 newest.insert(from.split(' ').next().unwrap().to_string());
             }

@@ -57,6 +57,31 @@ fn a_short_run_has_its_last_steps_recorded_wherever_the_trace_is_to_go() {
 }
 
 #[test]
+fn a_profile_follows_the_run_into_its_next_stages() {
+    let stages = "[[stages]]\nname = \"x\"\nsteps = 4\n[[stages]]\nname = \"y\"\nsteps = 2\nseq_len = 32\nmicro_batch = 1\n";
+    let lab = Lab::with(&format!("{RECIPE}{stages}"));
+    lab.reference("plain", &[]);
+    // Steps 3 and 4 are of the one stage, 5 is of the other. Resumed after step 3, the third step of the process is the other's last.
+    for (run, args, steps, said) in [
+        ("whole", &[][..], 3, "profile of steps 3 to 5"),
+        ("rest", &["--resume"], 1, "profile of steps 3 to 3"),
+        ("stopped", &["--stop-at", "4"], 2, "profile of steps 3 to 4"),
+    ] {
+        if run == "rest" {
+            lab.run(run, &["--stop-at", "3"]).expect(0);
+        }
+        let (code, out) = profiled(&mut lab.command(run, &[args, &["--profile"]].concat()));
+        assert_eq!(code, Some(0), "{run}");
+        assert!(out.matches("profile of steps").count() == 1, "{run}: {out}");
+        let recorded = spans(&lab.path(run).join("profile.json"), "phase").iter().filter(|name| *name == "step").count();
+        assert!(recorded == steps && out.contains(said), "{run}: {recorded} steps, {out}");
+        if run != "stopped" {
+            lab.assert_same_run("plain", run);
+        }
+    }
+}
+
+#[test]
 fn a_run_that_fails_to_write_its_trace_goes_on() {
     let lab = Lab::new();
     fs::create_dir_all(lab.path("run/profile.json.tmp")).unwrap();

@@ -196,6 +196,36 @@ fn micro_batches_shrink_when_the_system_gives_no_more() {
 }
 
 #[test]
+fn buckets_that_are_sized_by_measuring_change_no_bit() {
+    let lab = Lab::new();
+    let auto = ["--set", "parallel.bucket_mib=auto"];
+    lab.reference("sixteen", &["--ranks", "3"]);
+    let sized = |run: &str| -> Vec<Map<String, Value>> {
+        lab.events(run).into_iter().filter(|e| e["event"] == "buckets_sized").collect()
+    };
+    lab.run("auto", &[&auto[..], &["--ranks", "3", "--stop-at", "5"]].concat())
+        .expect(0)
+        .says(&["parallel.bucket_mib = \"auto\": buckets of ", "a reduce-scatter between 3 ranks moves 1 MiB at "]);
+    lab.run("auto", &[&auto[..], &["--ranks", "3", "--resume"]].concat()).expect(0);
+    lab.assert_same_run("sixteen", "auto");
+    let events = sized("auto");
+    assert_eq!(events.iter().map(|e| e["at_step"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 5]);
+    for event in events {
+        let tried: Vec<u64> = event["reduce_scatter"].as_array().unwrap().iter().map(|r| r["mib"].as_u64().unwrap()).collect();
+        assert!([1, 4, 16, 64].starts_with(&tried) && tried.contains(&event["bucket_mib"].as_u64().unwrap()), "{event:?}");
+    }
+    // Measured once, although a run of several stages forms its groups anew; and never where there is nobody to talk to.
+    let stages = "[[stages]]\nname = \"x\"\nsteps = 2\n[[stages]]\nname = \"y\"\nsteps = 2\nep = 2\n";
+    fs::write(lab.path("r.toml"), format!("{RECIPE}{stages}")).unwrap();
+    lab.run("stages", &[&auto[..], &["--ranks", "2"]].concat()).expect(0);
+    assert_eq!(sized("stages").len(), 1);
+    let alone = lab.run("alone", &auto).expect(0);
+    assert!(sized("alone").is_empty() && !alone.err.contains("buckets of"), "{}", alone.err);
+    assert!(fs::read_to_string(lab.path("alone/recipe.toml")).unwrap().contains("bucket_mib = \"auto\""));
+    lab.run("wrong", &["--set", "parallel.bucket_mib=automatic"]).expect(2).says(&["parallel.bucket_mib", "or \"auto\""]);
+}
+
+#[test]
 fn a_profile_is_of_the_first_rank() {
     let lab = Lab::new();
     let mut command = lab.command("run", &["--ranks", "4", "--set", "parallel.cp=2", "--profile"]);
