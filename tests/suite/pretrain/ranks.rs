@@ -219,6 +219,7 @@ fn buckets_that_are_sized_by_measuring_change_no_bit() {
     fs::write(lab.path("r.toml"), format!("{RECIPE}{stages}")).unwrap();
     lab.run("stages", &[&auto[..], &["--ranks", "2"]].concat()).expect(0);
     assert_eq!(sized("stages").len(), 1);
+    fs::write(lab.path("r.toml"), RECIPE).unwrap();
     let alone = lab.run("alone", &auto).expect(0);
     assert!(sized("alone").is_empty() && !alone.err.contains("buckets of"), "{}", alone.err);
     assert!(fs::read_to_string(lab.path("alone/recipe.toml")).unwrap().contains("bucket_mib = \"auto\""));

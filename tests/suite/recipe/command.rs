@@ -114,6 +114,25 @@ fn bad_recipes_and_arguments_exit_with_2() {
     assert_eq!(number(out.split("# All stages").nth(1).unwrap(), "tokens"), 81_920);
 }
 
+/// A run that promises the same bits for any cut works one sequence at a time, whatever its micro-batch: so does its plan.
+#[test]
+fn dry_run_plans_what_a_run_of_one_sequence_at_a_time_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.toml");
+    std::fs::write(&path, SMALL).unwrap();
+    let plan = |micro: &str, layout: &str| {
+        let sets =
+            ["--set", &format!("train.micro_batch={micro}"), "--set", &format!("train.deterministic={layout}"), "--ranks", "2"];
+        let (output, out, _) = dry_run(&path, &sets);
+        assert_eq!(output.status.code(), Some(0), "{out}");
+        out[out.find("# Parameters").unwrap()..].to_string()
+    };
+    assert_eq!(plan("4", "layout"), plan("1", "layout"));
+    let (four, layout) = (plan("4", "run"), plan("4", "layout"));
+    assert_eq!((number(&four, "micro-batches per step"), number(&layout, "micro-batches per step")), (2, 8));
+    assert!(layout.contains("of 1 sequences, 256 tokens") && layout.contains("; 4 micro-batches a step"), "{layout}");
+}
+
 /// `docs/RECIPE.md` with the part between two marks replaced.
 fn with_part(text: &str, name: &str, part: &str) -> String {
     let start = text.find(&format!("<!-- {name}:")).unwrap();
