@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use rayon::prelude::*;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::MANIFEST;
 use super::layout::{TensorInfo, part_shape};
 use super::manifest::{Contents, Entry, FileEntry, Manifest, Meta};
-use super::stream::TensorStream;
+use super::stream::{Files, TensorStream};
 use crate::model::numbers::Numbers;
 
 /// Bytes verified at a time.
@@ -25,7 +25,7 @@ const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// An open checkpoint. Its manifest is checked; a tensor's data is checked when it is read.
 #[derive(Debug)]
 pub struct Checkpoint {
-    dir: PathBuf,
+    files: Files,
     manifest: Manifest,
     index: HashMap<String, usize>,
 }
@@ -45,11 +45,11 @@ impl Checkpoint {
             ensure!(size == f.size, "{} has {size} bytes, the manifest says {}", path.display(), f.size);
         }
         let index = manifest.entries.iter().enumerate().map(|(i, e)| (e.name.clone(), i)).collect();
-        Ok(Self { dir: dir.to_path_buf(), manifest, index })
+        Ok(Self { files: Files::new(dir), manifest, index })
     }
 
     pub fn dir(&self) -> &Path {
-        &self.dir
+        &self.files.dir
     }
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
@@ -92,7 +92,7 @@ impl Checkpoint {
         }
         let shown = wrong.len().min(8);
         let more = if wrong.len() > shown { format!(", and {} more", wrong.len() - shown) } else { String::new() };
-        bail!("{} holds other tensors than this run needs: {}{more}", self.dir.display(), wrong[..shown].join("; "));
+        bail!("{} holds other tensors than this run needs: {}{more}", self.files.dir.display(), wrong[..shown].join("; "));
     }
 
     /// Reads one tensor, `[numel]`, and checks the hash of every byte of it.
@@ -100,10 +100,20 @@ impl Checkpoint {
     /// # Errors
     /// When there is no such tensor, or when a byte of it is not the one that was written.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
-        let entry = self.needed(name)?;
-        let mut out = vec![0f32; entry.shape.iter().product()];
-        TensorStream::new(&self.dir, entry).fill(&mut out)?;
+        let mut out = vec![0f32; self.needed(name)?.shape.iter().product()];
+        self.read_into(name, &mut out)?;
         Ok(out)
+    }
+
+    /// As [`Checkpoint::read`], into memory that is there already; after an error it holds anything.
+    ///
+    /// # Errors
+    /// Also when there are more or fewer numbers than `out` has room for.
+    pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<()> {
+        let entry = self.needed(name)?;
+        let numbers: usize = entry.shape.iter().product();
+        ensure!(out.len() == numbers, "tensor {name} has {numbers} numbers where {} are expected", out.len());
+        TensorStream::new(&self.files, entry).fill(out)
     }
 
     /// One tensor from its first number to its last, piece by piece. Each row block's hash is checked with its last number: until then
@@ -112,12 +122,12 @@ impl Checkpoint {
     /// # Errors
     /// When there is no such tensor; of the stream, when a byte is not the one that was written.
     pub fn numbers(&self, name: &str) -> Result<Numbers<'_>> {
-        let mut stream = TensorStream::new(&self.dir, self.needed(name)?);
+        let mut stream = TensorStream::new(&self.files, self.needed(name)?);
         Ok(Box::new(move |out| stream.fill(out)))
     }
 
     fn needed(&self, name: &str) -> Result<&Entry> {
-        self.entry(name).with_context(|| format!("the checkpoint {} holds no tensor {name}", self.dir.display()))
+        self.entry(name).with_context(|| format!("the checkpoint {} holds no tensor {name}", self.files.dir.display()))
     }
 
     /// As [`Checkpoint::read`], for a tensor whose shape is known.
@@ -154,7 +164,7 @@ impl Checkpoint {
     }
 
     fn verify_file(&self, entry: &FileEntry) -> Result<()> {
-        let path = self.dir.join(&entry.name);
+        let path = self.files.dir.join(&entry.name);
         let what = || format!("verifying {}", path.display());
         let mut file = File::open(&path).with_context(what)?;
         let parts = self.manifest.parts_of(&entry.name);

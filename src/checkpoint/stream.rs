@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use xxhash_rust::xxh3::Xxh3;
@@ -14,14 +15,38 @@ use super::write::decode;
 /// Bytes read at a time; a multiple of every number format's size.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// The files of a checkpoint's folder. The one that was opened last stays open: tensors that follow one another in a file are read in one go,
+/// which the system sees and reads ahead.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub dir: PathBuf,
+    last: Mutex<Option<(String, Arc<File>)>>,
+}
+
+impl Files {
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_path_buf(), last: Mutex::new(None) }
+    }
+
+    fn open(&self, name: &str) -> std::io::Result<Arc<File>> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, file)) = last.as_ref().filter(|(n, _)| n == name) {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(File::open(self.dir.join(name))?);
+        *last = Some((name.to_string(), file.clone()));
+        Ok(file)
+    }
+}
+
 /// A row block's hash is known at its end: whoever has taken its last number has taken numbers that are right, and before that
 /// nothing may be made of them that outlives an error.
 pub(super) struct TensorStream<'a> {
-    dir: &'a Path,
+    files: &'a Files,
     entry: &'a Entry,
     /// The row block that comes next, or that is being read.
     part: usize,
-    file: Option<File>,
+    file: Option<Arc<File>>,
     /// Bytes of the block that have been read, and their hash.
     taken: u64,
     hash: Xxh3,
@@ -29,8 +54,8 @@ pub(super) struct TensorStream<'a> {
 }
 
 impl<'a> TensorStream<'a> {
-    pub fn new(dir: &'a Path, entry: &'a Entry) -> Self {
-        Self { dir, entry, part: 0, file: None, taken: 0, hash: Xxh3::new(), buffer: Vec::new() }
+    pub fn new(files: &'a Files, entry: &'a Entry) -> Self {
+        Self { files, entry, part: 0, file: None, taken: 0, hash: Xxh3::new(), buffer: Vec::new() }
     }
 
     /// Fills `out` with the numbers that follow, and checks each row block that ends with them.
@@ -46,20 +71,20 @@ impl<'a> TensorStream<'a> {
             }
             let part = self.entry.parts.get(self.part);
             let part = part.with_context(|| format!("tensor {} has fewer numbers than are asked for", self.entry.name))?;
-            let path = || self.dir.join(&part.file);
+            let path = || self.files.dir.join(&part.file);
             let what = || format!("reading tensor {} from {}", self.entry.name, path().display());
             let file = match &self.file {
                 Some(file) => file,
-                None => self.file.insert(File::open(path()).with_context(what)?),
+                None => self.file.insert(self.files.open(&part.file).with_context(what)?),
             };
             let at = part.bytes[0] + self.taken;
-            let n = (out.len() as u64 * dtype.bytes()).min(part.bytes[1] - at).min(BUFFER_BYTES as u64);
+            let direct = dtype == Dtype::F32 && cfg!(target_endian = "little");
+            let most = if direct { u64::MAX } else { BUFFER_BYTES as u64 };
+            let n = (out.len() as u64 * dtype.bytes()).min(part.bytes[1] - at).min(most);
             let (numbers, rest) = out.split_at_mut((n / dtype.bytes()) as usize);
-            if dtype == Dtype::F32 && cfg!(target_endian = "little") {
+            if direct {
                 // As they lie on the disk, numbers are read right into their place.
-                let bytes = bytemuck::cast_slice_mut(numbers);
-                file.read_exact_at(bytes, at).with_context(what)?;
-                self.hash.update(bytes);
+                read_and_hash(file, at, bytemuck::cast_slice_mut(numbers), &mut self.hash).with_context(what)?;
             } else {
                 self.buffer.resize(n as usize, 0);
                 file.read_exact_at(&mut self.buffer, at).with_context(what)?;
@@ -77,7 +102,7 @@ impl<'a> TensorStream<'a> {
             ensure!(
                 format!("{:032x}", self.hash.digest128()) == part.xxh3,
                 "{} is damaged: rows {}..{} of tensor {} (bytes {}..{}) are not what was written",
-                self.dir.join(&part.file).display(),
+                self.files.dir.join(&part.file).display(),
                 part.rows[0],
                 part.rows[1],
                 self.entry.name,
@@ -89,4 +114,13 @@ impl<'a> TensorStream<'a> {
         }
         Ok(())
     }
+}
+
+/// Reads a piece of a file and hashes it, while each part of it lies in the cache.
+fn read_and_hash(file: &File, at: u64, bytes: &mut [u8], hash: &mut Xxh3) -> std::io::Result<()> {
+    for (chunk, at) in bytes.chunks_mut(BUFFER_BYTES).zip((at..).step_by(BUFFER_BYTES)) {
+        file.read_exact_at(chunk, at)?;
+        hash.update(chunk);
+    }
+    Ok(())
 }

@@ -275,6 +275,17 @@ pub trait Backend: Sized {
     fn view<'a>(&self, buf: &'a Self::Buf) -> Result<Cow<'a, [f32]>> {
         self.download(buf).map(Cow::Owned)
     }
+    /// Has all numbers of a buffer written anew, where they lie if the host can write there.
+    ///
+    /// # Errors
+    /// Those of `fill`; then the buffer holds anything.
+    fn overwrite(&self, buf: &mut Self::Buf, fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
+        let [rows, cols] = self.shape(buf);
+        let mut numbers = vec![0.0; rows * cols];
+        fill(&mut numbers)?;
+        *buf = self.upload(&numbers, rows, cols)?;
+        Ok(())
+    }
     fn shape(&self, buf: &Self::Buf) -> [usize; 2];
     fn rows(&self, batch: &Batch) -> Result<Self::Rows>;
 

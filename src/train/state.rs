@@ -192,6 +192,23 @@ impl<B: Backend> TrainState<B> {
         Ok(())
     }
 
+    /// Takes a tensor that is here from a checkpoint, right into its place where all of it is here.
+    fn take(&mut self, backend: &B, from: &Checkpoint, name: &str) -> Result<()> {
+        let (id, part) = self.find(name)?;
+        let all_rows = self.ownership.num_rows(id) == self.table.specs[id].matrix_shape()[0];
+        let place = match part {
+            Part::Weight => Some(&mut self.params[id]),
+            Part::Optimizer { slot } if all_rows => {
+                self.optimizer.moments[id].named_mut().into_iter().find_map(|(n, buf)| (n == slot).then_some(buf))
+            }
+            Part::Optimizer { .. } => None,
+        };
+        match place {
+            Some(buf) => backend.overwrite(buf, &mut |numbers| from.read_into(name, numbers)),
+            None => self.write(backend, name, &from.read(name)?),
+        }
+    }
+
     /// Whether any of a tensor is here.
     fn needs(&self, name: &str) -> Result<bool> {
         let (id, part) = self.find(name)?;
@@ -232,7 +249,7 @@ impl<B: Backend> TrainState<B> {
             if !self.needs(&t.name)? {
                 continue;
             }
-            self.write(backend, &t.name, &from.read_shaped(&t.name, &t.shape)?)?;
+            self.take(backend, from, &t.name)?;
         }
         let meta = from.meta();
         self.optimizer.updates = meta.get_u64(UPDATES)?;

@@ -166,6 +166,10 @@ impl Backend for Cpu {
         Ok(if self.is_planning() { vec![0.0; len(buf)] } else { buf.data().to_vec() })
     }
 
+    fn overwrite(&self, buf: &mut Buf, fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
+        if self.is_planning() { Ok(()) } else { fill(buf.data_mut()) }
+    }
+
     fn view<'a>(&self, buf: &'a Buf) -> Result<Cow<'a, [f32]>> {
         if self.is_planning() { self.download(buf).map(Cow::Owned) } else { Ok(Cow::Borrowed(buf.data())) }
     }
