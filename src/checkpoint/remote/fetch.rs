@@ -18,7 +18,7 @@ use crate::failpoint::{self, WriteFault};
 #[derive(Debug)]
 pub enum Fetched {
     /// Whole, verified, and in its place.
-    Whole(Checkpoint),
+    Whole(Box<Checkpoint>),
     /// What is there is damaged or not complete; nothing of it is left here.
     Damaged(anyhow::Error),
 }
@@ -36,7 +36,7 @@ impl Remote {
         for step in self.steps()? {
             let place = || format!("{}/{}", self.url, step_dir(step));
             match self.fetch(step, root, wanted).with_context(|| format!("fetching {}", place()))? {
-                Fetched::Whole(checkpoint) => return Ok(Found { checkpoint: Some(checkpoint), skipped }),
+                Fetched::Whole(checkpoint) => return Ok(Found { checkpoint: Some(*checkpoint), skipped }),
                 Fetched::Damaged(e) => skipped.push(format!("skipped {}: {e:#}", place())),
             }
         }
@@ -78,7 +78,7 @@ impl Remote {
         }
         match fetched? {
             Some(damage) => Ok(Fetched::Damaged(damage)),
-            None => Checkpoint::open(&dir).map(Fetched::Whole),
+            None => Ok(Fetched::Whole(Box::new(Checkpoint::open(&dir)?))),
         }
     }
 
