@@ -1,0 +1,1 @@
+//! Bindings to HIP and hipBLASLt, opened at run time.

@@ -1,0 +1,1 @@
+//! Bindings to RCCL, opened at run time.

@@ -1,0 +1,1 @@
+//! A software GPU for tests.
