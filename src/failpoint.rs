@@ -82,7 +82,7 @@ pub const POINTS: &[Point] = &[
     point("ckpt.before_replace", Kind::Counted, "saving a step again: the new manifest is about to replace the old one"),
     point("ckpt.after_replace", Kind::Counted, "saving a step again: the new manifest holds, old files remain"),
     point("ckpt.after_commit", Kind::Counted, "the checkpoint is visible, its parent folder not yet synced"),
-    point("ckpt.before_latest", Kind::Counted, "the checkpoint is safe, LATEST is old"),
+    point("ckpt.before_latest", Kind::Counted, "the checkpoint is visible, LATEST is old"),
     point("ckpt.before_latest_rename", Kind::Counted, "LATEST.tmp is written, not yet renamed"),
     point("upload.begin", Kind::Counted, "a checkpoint is about to be uploaded"),
     point("upload.file", Kind::Counted, "a file of an upload is about to be looked for and sent"),
@@ -330,9 +330,8 @@ fn parse_rule(item: &str) -> std::result::Result<Rule, String> {
         Action::NaN | Action::Spike => Some((Kind::Numbers, "a point of numbers")),
         _ => None,
     };
-    if let Some((_, what)) = needs.filter(|(needed, _)| *needed != kind) {
-        let wanted = needs.map(|(needed, _)| needed);
-        let able: Vec<&str> = POINTS.iter().filter(|p| Some(p.kind) == wanted).map(|p| p.name).collect();
+    if let Some((needed, what)) = needs.filter(|(needed, _)| *needed != kind) {
+        let able: Vec<&str> = POINTS.iter().filter(|p| p.kind == needed).map(|p| p.name).collect();
         return Err(format!("`{action_text}` needs {what} ({}), `{name}` is not one", able.join(", ")));
     }
     Ok(Rule { point, action, at, rank })

@@ -19,6 +19,7 @@ pub mod optim;
 pub mod parallel;
 pub mod plan;
 pub mod recipe;
+pub mod robust;
 pub mod tensor;
 pub mod text;
 pub mod train;

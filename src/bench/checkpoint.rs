@@ -9,18 +9,18 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::timing::median;
 use crate::checkpoint::{self, Checkpoint, Meta};
 use crate::model::ParamTable;
 use crate::model::init::initial_values;
 use crate::recipe::Recipe;
+use crate::robust::median;
 use crate::tensor::cpu::Cpu;
 use crate::train::config::balance_config;
 use crate::train::save_options;
 use crate::train::staging::Staging;
 use crate::train::state::TrainState;
 
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// Bytes written or read at a time by the plain passes.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -47,9 +47,12 @@ pub struct CheckpointLine {
     /// Loading the state, the hash of every byte checked.
     pub load_s: f64,
     pub load_fraction: f64,
-    /// Verifying the checkpoint, both hashes of every byte: what a resume does first.
+    /// Verifying every tensor: what a resume does first.
     pub verify_s: f64,
     pub verify_fraction: f64,
+    /// Verifying the files' own hashes too, as `zaya reshard verify` does.
+    pub verify_all_s: f64,
+    pub verify_all_fraction: f64,
     /// Whether the system was told to forget the files before each pass of reading.
     pub cache_dropped: bool,
 }
@@ -63,6 +66,7 @@ struct Round {
     read: f64,
     load: f64,
     verify: f64,
+    verify_all: f64,
 }
 
 /// `dir`: where files are written; None = a temporary folder beside the recipe's run.
@@ -94,6 +98,7 @@ pub fn measure(recipe: &Recipe, dir: Option<&Path>) -> Result<CheckpointLine> {
     let mut meta = Meta { recipe: recipe.to_toml(), ..Meta::new(model.clone()) };
     state.describe(&mut meta);
 
+    let options = save_options(false, &table, staging.tensors());
     let mut rounds = Vec::with_capacity(ROUNDS);
     let (mut files, mut cache_dropped) = (0, true);
     for round in 0..=ROUNDS {
@@ -109,14 +114,7 @@ pub fn measure(recipe: &Recipe, dir: Option<&Path>) -> Result<CheckpointLine> {
         let mut dir = PathBuf::new();
         let save = timed(|| {
             let slices = staging.slices();
-            dir = checkpoint::save_slices(
-                &root,
-                &meta,
-                staging.tensors(),
-                &slices,
-                &save_options(false, &table, staging.tensors()),
-            )?
-            .dir;
+            dir = checkpoint::save_slices(&root, &meta, staging.tensors(), &slices, &options)?.dir;
             Ok(())
         })?;
         let opened = Checkpoint::open(&dir)?;
@@ -127,11 +125,13 @@ pub fn measure(recipe: &Recipe, dir: Option<&Path>) -> Result<CheckpointLine> {
         cache_dropped &= forget(&paths);
         let load = timed(|| state.load(&backend, &Checkpoint::open(&dir)?))?;
         cache_dropped &= forget(&paths);
-        let verify = timed(|| Checkpoint::open(&dir)?.verify())?;
+        let verify = timed(|| Checkpoint::open(&dir)?.verify_tensors())?;
+        cache_dropped &= forget(&paths);
+        let verify_all = timed(|| Checkpoint::open(&dir)?.verify())?;
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))?;
         // The first round warms up.
         if round > 0 {
-            rounds.push(Round { copy, stall, write, save, read, load, verify });
+            rounds.push(Round { copy, stall, write, save, read, load, verify, verify_all });
         }
     }
     let of = |f: fn(&Round) -> f64| median(rounds.iter().map(f).collect());
@@ -151,6 +151,8 @@ pub fn measure(recipe: &Recipe, dir: Option<&Path>) -> Result<CheckpointLine> {
         load_fraction: of(|r| r.read / r.load),
         verify_s: of(|r| r.verify),
         verify_fraction: of(|r| r.read / r.verify),
+        verify_all_s: of(|r| r.verify_all),
+        verify_all_fraction: of(|r| r.read / r.verify_all),
         cache_dropped,
     })
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::timing::median;
 use crate::parallel::bucket;
 use crate::parallel::group::even_pieces;
 use crate::parallel::threads::Hub;
 use crate::parallel::{Channel, Comm, Group, Stages};
+use crate::robust::median;
 
 /// Bytes of the messages that are measured.
 const SIZES: [usize; 6] = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];

@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use super::step::EvenRoutes;
 use super::synthetic;
-use super::timing::median;
 use crate::model::ParamTable;
 use crate::model::init::initial_values;
 use crate::optim::schedule::Schedule;
 use crate::parallel::threads::Hub;
 use crate::parallel::{Alone, Comm, Cutting, Layout, Mesh, Sharing, Stages, Together};
 use crate::recipe::Recipe;
+use crate::robust::median;
 use crate::tensor::backend::Batch;
 use crate::tensor::cpu::{Cpu, par};
 use crate::train::config::balance_config;

@@ -160,7 +160,7 @@ fn refuse_too_large(recipe: &Recipe, table: &ParamTable) -> Result<()> {
     let mut recipe = recipe.clone();
     // Nothing is saved here.
     recipe.checkpoint.asynchronous = false;
-    let needed: u64 = memory::parts(&recipe, table, None)?.iter().map(|p| p.bytes).sum();
+    let needed: u64 = memory::parts(&recipe, table, None)?.1.iter().map(|p| p.bytes).sum();
     match machine::available_memory() {
         Some(free) if needed > free => Err(bad_input(format!(
             "cannot measure a whole step of this recipe: training it takes about {:.1} GiB, and this machine has {:.1} GiB free. \

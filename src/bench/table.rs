@@ -69,7 +69,8 @@ fn checkpoint(out: &mut String, l: &CheckpointLine) {
     row("save", l.save_s, format!("{} of writing", percent(l.save_fraction)));
     row("read the files", l.read_s, String::new());
     row("load, every byte checked", l.load_s, format!("{} of reading", percent(l.load_fraction)));
-    row("verify, both hashes", l.verify_s, format!("{} of reading", percent(l.verify_fraction)));
+    row("verify, as a resume does first", l.verify_s, format!("{} of reading", percent(l.verify_fraction)));
+    row("verify, hashes of whole files too", l.verify_all_s, format!("{} of reading", percent(l.verify_all_fraction)));
     let cache = if l.cache_dropped { "was told to forget" } else { "may have kept, wholly or in part," };
     let _ = writeln!(out, "{} rounds; before each pass of reading the system {cache} the files", l.rounds);
 }

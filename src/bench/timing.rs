@@ -5,6 +5,8 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::robust::median;
+
 /// What one call took. Times are per call, though a round of a short one consists of many.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Times {
@@ -52,16 +54,6 @@ impl Times {
     }
 }
 
-/// Of the middle, or of the two in the middle; 0 of nothing.
-pub fn median(mut x: Vec<f64>) -> f64 {
-    x.sort_by(f64::total_cmp);
-    match x.len() {
-        0 => 0.0,
-        n if n.is_multiple_of(2) => (x[n / 2 - 1] + x[n / 2]) / 2.0,
-        n => x[n / 2],
-    }
-}
-
 /// CPU time of this process so far, in user and system mode, of all threads.
 pub fn cpu_seconds() -> f64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
@@ -79,10 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians() {
-        assert_eq!(median(vec![]), 0.0);
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+    fn times_of_rounds() {
         let times = Times::of(vec![3.0, 1.0, 2.0], vec![6.0, 2.0, 4.0], 7);
         assert_eq!((times.median_s, times.best_s, times.cpu_s, times.rounds), (2.0, 1.0, 4.0, 3));
     }

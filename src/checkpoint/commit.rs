@@ -21,7 +21,7 @@ use super::layout::{Limits, PlannedFile, TensorInfo, plan, rows_of};
 use super::manifest::{Contents, Entry, Manifest, Meta};
 use super::names::{is_tmp_dir, step_dir, tmp_dir};
 use super::pool::{MAX_FILE_BYTES, Pool};
-use super::write::{Source, Written, hash_file, sync_dir, write_file, write_small};
+use super::write::{Source, Unsynced, Written, hash_file, sync_dir, write_file, write_small};
 use super::{Checkpoint, LATEST, MANIFEST};
 use crate::failpoint::{self, WriteFault};
 
@@ -127,10 +127,11 @@ fn save_from(root: &Path, meta: &Meta, tensors: &[TensorInfo], source: &mut Sour
         })
         .with_context(saving)?;
     failpoint::hit("ckpt.after_commit")?;
-    sync_dir(root).with_context(|| format!("{name} is complete, but may not outlive a power cut"))?;
     if let Err(e) = write_latest(root, &name) {
         notes.push(format!("the hint {LATEST} could not be written: {e:#}"));
     }
+    // Both renames.
+    sync_dir(root).with_context(|| format!("{name} is complete, but may not outlive a power cut"))?;
     let reused_bytes = pool.as_ref().map_or(0, |pool| pool.reused_bytes);
     notes.extend(pool.into_iter().flat_map(|pool| pool.notes));
     Ok(Saved { dir, bytes, reused_bytes, seconds: started.elapsed().as_secs_f64(), notes })
@@ -161,9 +162,17 @@ pub(super) fn write_dir(
         .map(|t| Entry { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone(), parts: Vec::new() })
         .collect();
     let mut written = Vec::with_capacity(files.len());
+    // The disk still works on a file while the next one is written: of no more than two, so that memory is not filled by what waits for it.
+    let mut before: Option<Unsynced> = None;
     for file in &files {
         let (entry, parts) = match &mut pool {
-            None => write_file(tmp, file, tensors, source, options.finite)?,
+            None => {
+                let (written, unsynced) = write_file(tmp, file, tensors, source, options.finite)?;
+                if let Some(before) = before.replace(unsynced) {
+                    before.sync()?;
+                }
+                written
+            }
             Some(pool) => write_or_take(pool, tmp, file, tensors, source, options.finite)?,
         };
         written.push(entry);
@@ -171,7 +180,9 @@ pub(super) fn write_dir(
             entries[tensor].parts.push(part);
         }
     }
-    sync_dir(tmp)?;
+    if let Some(last) = before {
+        last.sync()?;
+    }
     failpoint::hit("ckpt.before_manifest")?;
     let manifest = Manifest::new(meta, options.contents, entries, written)?;
     let text = manifest.to_text()?;
@@ -199,7 +210,8 @@ fn write_or_take(
     if pool.take(&known.0, &path)? {
         return Ok(known);
     }
-    let written = write_file(tmp, file, tensors, source, finite)?;
+    let (written, unsynced) = write_file(tmp, file, tensors, source, finite)?;
+    unsynced.sync()?;
     pool.put(&written.0, &path)?;
     Ok(written)
 }
@@ -234,8 +246,7 @@ fn write_latest(root: &Path, name: &str) -> Result<()> {
     let half_done = root.join("LATEST.tmp");
     write_small(&half_done, format!("{name}\n").as_bytes(), WriteFault::None)?;
     failpoint::hit("ckpt.before_latest_rename")?;
-    fs::rename(&half_done, root.join(LATEST))?;
-    sync_dir(root)
+    fs::rename(&half_done, root.join(LATEST)).with_context(|| format!("renaming {}", half_done.display()))
 }
 
 /// Takes the lock of a folder of checkpoints; None where the file system has no locks.

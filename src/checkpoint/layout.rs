@@ -169,10 +169,18 @@ pub(super) fn plan(tensors: &[TensorInfo], groups: &[usize], limits: Limits, suf
     Ok(files)
 }
 
+/// Where a safetensors header keeps what is no tensor.
+pub(super) const METADATA: &str = "__metadata__";
+
+/// What is kept there.
+pub(super) fn metadata() -> Value {
+    json!({"format": "zck"})
+}
+
 /// The safetensors header: a JSON object padded with spaces to a multiple of 8 bytes, behind its length as u64.
 fn header(tensors: &[TensorInfo], file: &PlannedFile) -> Result<Vec<u8>> {
     let mut map = Map::new();
-    map.insert("__metadata__".into(), json!({"format": "zck"}));
+    map.insert(METADATA.into(), metadata());
     for part in &file.parts {
         let t = &tensors[part.tensor];
         let value = json!({

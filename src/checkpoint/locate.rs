@@ -51,7 +51,7 @@ pub(super) fn open_step(root: &Path, step: u64) -> Result<Checkpoint> {
 pub fn latest_valid(root: &Path) -> Result<Found> {
     let mut skipped = Vec::new();
     for step in list(root)? {
-        let checked = open_step(root, step).and_then(|c| c.verify().map(|()| c));
+        let checked = open_step(root, step).and_then(|c| c.verify_tensors().map(|()| c));
         match checked {
             Ok(checkpoint) => return Ok(Found { checkpoint: Some(checkpoint), skipped }),
             Err(e) => skipped.push(format!("skipped {}: {e:#}", root.join(super::step_dir(step)).display())),

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::bits::Bits;
 use super::layout::{Dtype, part_key, rows_of};
 use crate::model::config::ModelConfig;
 
@@ -76,7 +77,7 @@ impl Meta {
 
     /// Stores a number together with its bits: decimal text alone may come back changed in the last place.
     pub fn set_f64(&mut self, name: &str, value: f64) {
-        self.scalars.insert(name.into(), json!({"value": value, "bits": format!("{:016x}", value.to_bits())}));
+        self.scalars.insert(name.into(), json!({"value": value, "bits": Bits(value)}));
     }
 
     /// # Errors
@@ -84,8 +85,7 @@ impl Meta {
     pub fn get_f64(&self, name: &str) -> Result<f64> {
         self.scalars
             .get(name)
-            .and_then(|v| u64::from_str_radix(v.get("bits")?.as_str()?, 16).ok())
-            .map(f64::from_bits)
+            .and_then(|v| Some(Bits::deserialize(v.get("bits")?).ok()?.0))
             .with_context(|| format!("the checkpoint has no number `{name}`"))
     }
 }

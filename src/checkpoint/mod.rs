@@ -20,6 +20,7 @@
 //! # anyhow::Ok(())
 //! ```
 
+mod bits;
 mod commit;
 mod layout;
 mod locate;
@@ -34,6 +35,7 @@ mod source;
 mod stream;
 mod write;
 
+pub use bits::Bits;
 pub use commit::{SaveOptions, Saved, save, save_slices};
 pub use layout::{Dtype, TensorInfo};
 pub use locate::{Found, latest_valid, list, locate};

@@ -1,12 +1,13 @@
 //! One tensor of a checkpoint, read from its first number to its last, and hashed on the way.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::layout::Dtype;
 use super::manifest::Entry;
@@ -15,26 +16,30 @@ use super::write::decode;
 /// Bytes read at a time; a multiple of every number format's size.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// The files of a checkpoint's folder. The one that was opened last stays open: tensors that follow one another in a file are read in one go,
+/// Files that stay open.
+const OPEN_FILES: usize = 16;
+
+/// The files of a checkpoint's folder. The ones that were opened last stay open: tensors that follow one another in a file are read in one go,
 /// which the system sees and reads ahead.
 #[derive(Debug)]
 pub(super) struct Files {
     pub dir: PathBuf,
-    last: Mutex<Option<(String, Arc<File>)>>,
+    open: Mutex<VecDeque<(String, Arc<File>)>>,
 }
 
 impl Files {
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf(), last: Mutex::new(None) }
+        Self { dir: dir.to_path_buf(), open: Mutex::default() }
     }
 
     fn open(&self, name: &str) -> std::io::Result<Arc<File>> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, file)) = last.as_ref().filter(|(n, _)| n == name) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, file)) = open.iter().find(|(n, _)| n == name) {
             return Ok(file.clone());
         }
         let file = Arc::new(File::open(self.dir.join(name))?);
-        *last = Some((name.to_string(), file.clone()));
+        open.truncate(OPEN_FILES - 1);
+        open.push_front((name.to_string(), file.clone()));
         Ok(file)
     }
 }
@@ -49,13 +54,13 @@ pub(super) struct TensorStream<'a> {
     file: Option<Arc<File>>,
     /// Bytes of the block that have been read, and their hash.
     taken: u64,
-    hash: Xxh3,
+    hash: XxHash3_128,
     buffer: Vec<u8>,
 }
 
 impl<'a> TensorStream<'a> {
     pub fn new(files: &'a Files, entry: &'a Entry) -> Self {
-        Self { files, entry, part: 0, file: None, taken: 0, hash: Xxh3::new(), buffer: Vec::new() }
+        Self { files, entry, part: 0, file: None, taken: 0, hash: XxHash3_128::new(), buffer: Vec::new() }
     }
 
     /// Fills `out` with the numbers that follow, and checks each row block that ends with them.
@@ -88,7 +93,7 @@ impl<'a> TensorStream<'a> {
             } else {
                 self.buffer.resize(n as usize, 0);
                 file.read_exact_at(&mut self.buffer, at).with_context(what)?;
-                self.hash.update(&self.buffer);
+                self.hash.write(&self.buffer);
                 decode(dtype, &self.buffer, numbers);
             }
             self.taken += n;
@@ -100,7 +105,7 @@ impl<'a> TensorStream<'a> {
     fn check_ended(&mut self) -> Result<()> {
         while let Some(part) = self.entry.parts.get(self.part).filter(|p| p.bytes[0] + self.taken == p.bytes[1]) {
             ensure!(
-                format!("{:032x}", self.hash.digest128()) == part.xxh3,
+                format!("{:032x}", self.hash.finish_128()) == part.xxh3,
                 "{} is damaged: rows {}..{} of tensor {} (bytes {}..{}) are not what was written",
                 self.files.dir.join(&part.file).display(),
                 part.rows[0],
@@ -110,17 +115,17 @@ impl<'a> TensorStream<'a> {
                 part.bytes[1]
             );
             (self.part, self.file, self.taken) = (self.part + 1, None, 0);
-            self.hash.reset();
+            self.hash = XxHash3_128::new();
         }
         Ok(())
     }
 }
 
 /// Reads a piece of a file and hashes it, while each part of it lies in the cache.
-fn read_and_hash(file: &File, at: u64, bytes: &mut [u8], hash: &mut Xxh3) -> std::io::Result<()> {
+fn read_and_hash(file: &File, at: u64, bytes: &mut [u8], hash: &mut XxHash3_128) -> std::io::Result<()> {
     for (chunk, at) in bytes.chunks_mut(BUFFER_BYTES).zip((at..).step_by(BUFFER_BYTES)) {
         file.read_exact_at(chunk, at)?;
-        hash.update(chunk);
+        hash.write(chunk);
     }
     Ok(())
 }

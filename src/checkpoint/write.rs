@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::layout::{Dtype, PlannedFile, TensorInfo, rows_of};
 use super::manifest::{FileEntry, Part};
@@ -99,25 +99,42 @@ impl<'a> Source<'a> {
 /// A file's entry, and its parts by tensor.
 pub(super) type Written = (FileEntry, Vec<(usize, Part)>);
 
-/// Writes one planned file into `dir`. `finite`: numbers that are not are an error.
+/// A file that is written, and not known to be on the disk.
+pub(super) struct Unsynced {
+    file: File,
+    path: PathBuf,
+    size: u64,
+}
+
+impl Unsynced {
+    /// Waits until the file outlives a power cut.
+    pub fn sync(self) -> Result<()> {
+        let Self { file, path, size: planned } = self;
+        let what = || format!("writing {}", path.display());
+        failpoint::hit("ckpt.before_file_sync")?;
+        file.sync_all().with_context(what)?;
+        let size = file.metadata().with_context(what)?.len();
+        ensure!(size == planned, "{} has {size} bytes after writing {planned}: the file system lost some", path.display());
+        failpoint::hit("ckpt.after_file")
+    }
+}
+
+/// Writes one planned file into `dir`, to be synced: the disk may be at work on it while the next one is written. `finite`: numbers that are
+/// not are an error.
 pub(super) fn write_file(
     dir: &Path,
     plan: &PlannedFile,
     tensors: &[TensorInfo],
     source: &mut Source,
     finite: bool,
-) -> Result<Written> {
+) -> Result<(Written, Unsynced)> {
     let path = dir.join(&plan.name);
     let what = || format!("writing {}", path.display());
     let mut file = File::options().write(true).create_new(true).open(&path).with_context(what)?;
     file.write_all(&plan.header).with_context(what)?;
     let written = each_part(Some(&mut file), plan, tensors, source, finite).with_context(what)?;
-    failpoint::hit("ckpt.before_file_sync")?;
-    file.sync_all().with_context(what)?;
-    let size = file.metadata().with_context(what)?.len();
-    ensure!(size == plan.size(), "{} has {size} bytes after writing {}: the file system lost some", path.display(), plan.size());
-    failpoint::hit("ckpt.after_file")?;
-    Ok(written)
+    begin_write_back(&file);
+    Ok((written, Unsynced { file, path, size: plan.size() }))
 }
 
 /// What [`write_file`] would return, of a file that is not written. Not of a stream, which goes by only once.
@@ -141,7 +158,7 @@ fn each_part(
     for part in &plan.parts {
         let info = &tensors[part.tensor];
         let (_, row) = rows_of(&info.shape).context("shape")?;
-        let mut seen = Seen { xxh3: Xxh3::new(), finite: true };
+        let mut seen = Seen { xxh3: XxHash3_128::new(), finite: true };
         source.show(tensors, part.tensor, part.rows.start * row..part.rows.end * row, &mut |values| match &mut file {
             Some(file) => write_piece(file, info.dtype, values, &mut seen, &mut whole, &mut dirty),
             None => {
@@ -157,7 +174,7 @@ fn each_part(
                 file: plan.name.clone(),
                 rows: [part.rows.start, part.rows.end],
                 bytes: [start + part.bytes.start, start + part.bytes.end],
-                xxh3: format!("{:032x}", seen.xxh3.digest128()),
+                xxh3: format!("{:032x}", seen.xxh3.finish_128()),
             },
         ));
     }
@@ -166,7 +183,7 @@ fn each_part(
 
 /// What was found while a row block was hashed.
 struct Seen {
-    xxh3: Xxh3,
+    xxh3: XxHash3_128,
     finite: bool,
 }
 
@@ -234,7 +251,7 @@ fn hash_piece(dtype: Dtype, values: &[f32], seen: &mut Seen, whole: &mut blake3:
 fn take(values: &[f32], bytes: &[u8], seen: &mut Seen, whole: &mut blake3::Hasher) {
     // Without an early end, which would keep the compiler from taking many at a time.
     seen.finite &= values.iter().fold(true, |all, x| all & x.is_finite());
-    seen.xxh3.update(bytes);
+    seen.xxh3.write(bytes);
     whole.update(bytes);
 }
 

@@ -1,11 +1,12 @@
 //! Writing a token shard: in a stream, under temporary names, published by renaming.
 
 use std::fs::{File, OpenOptions};
+use std::hash::Hasher;
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::shard::{HEADER_BYTES, MAGIC, TokenType, VERSION, with_suffix};
 use crate::error::bad_input;
@@ -32,7 +33,7 @@ pub struct ShardWriter {
     bin: BufWriter<File>,
     /// Header (filled in at the end), then the lengths as they come.
     idx: BufWriter<File>,
-    bin_hash: Xxh3,
+    bin_hash: XxHash3_64,
     documents: u64,
     tokens: u64,
     bytes: Vec<u8>,
@@ -51,7 +52,7 @@ impl ShardWriter {
             token_type,
             bin: BufWriter::with_capacity(1 << 20, bin),
             idx,
-            bin_hash: Xxh3::new(),
+            bin_hash: XxHash3_64::new(),
             documents: 0,
             tokens: 0,
             bytes: Vec::new(),
@@ -76,7 +77,7 @@ impl ShardWriter {
             TokenType::U16 => self.bytes.extend(ids.iter().flat_map(|id| (*id as u16).to_le_bytes())),
             TokenType::I32 => self.bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes())),
         }
-        self.bin_hash.update(&self.bytes);
+        self.bin_hash.write(&self.bytes);
         self.bin.write_all(&self.bytes).with_context(|| self.writing(".bin.tmp"))?;
         self.idx.write_all(&len.to_le_bytes()).with_context(|| self.writing(".idx.tmp"))?;
         self.documents += 1;
@@ -102,7 +103,7 @@ impl ShardWriter {
             documents: self.documents,
             tokens: self.tokens,
             bin_bytes: self.tokens * self.token_type.bytes(),
-            bin_xxh3_64: format!("{:016x}", self.bin_hash.digest()),
+            bin_xxh3_64: format!("{:016x}", self.bin_hash.finish()),
             idx_bytes,
             idx_xxh3_64: format!("{idx_hash:016x}"),
         };
@@ -249,14 +250,14 @@ fn is_same_file(file: &File, path: &Path) -> bool {
 
 fn hash_file(path: &Path) -> Result<(u64, u64)> {
     let mut file = File::open(path).with_context(|| format!("reading {} back", path.display()))?;
-    let (mut hash, mut bytes, mut buffer) = (Xxh3::new(), 0, vec![0; 1 << 18]);
+    let (mut hash, mut bytes, mut buffer) = (XxHash3_64::new(), 0, vec![0; 1 << 18]);
     loop {
         let n = file.read(&mut buffer).with_context(|| format!("reading {} back", path.display()))?;
         if n == 0 {
             ensure!(bytes > 0, "{} is empty", path.display());
-            return Ok((bytes, hash.digest()));
+            return Ok((bytes, hash.finish()));
         }
-        hash.update(&buffer[..n]);
+        hash.write(&buffer[..n]);
         bytes += n as u64;
     }
 }

@@ -12,6 +12,7 @@ use crate::tensor::backend::{AttentionShape, Backend, CcaIn, CcaParams, CcaShape
 pub struct AttentionLayer {
     block: usize,
     ids: AttentionIds,
+    norm: Norm,
     /// Of the block's MoE sub-layer.
     next: Norm,
     cca: CcaShape,
@@ -20,7 +21,7 @@ pub struct AttentionLayer {
 
 /// What the backward needs.
 pub struct AttentionSaved<B: Backend> {
-    input: Normed<B>,
+    input: Entry<B>,
     x: CcaIn<B::Buf>,
     /// From the chunks before, in context parallelism.
     halo: Option<Halo<B::Buf>>,
@@ -58,7 +59,8 @@ impl AttentionLayer {
         };
         let window = if kind == AttentionKind::Sliding { cfg.sliding_window } else { None };
         let attention = AttentionShape { num_query_heads, num_kv_heads, head_dim, window };
-        Self { block, ids, next, cca, attention }
+        let norm = Norm { weight: ids.norm, eps: cfg.norm_eps };
+        Self { block, ids, norm, next, cca, attention }
     }
 
     fn cca_params<'a, B: Backend>(&self, p: &'a ParamStore<B>) -> CcaParams<&'a B::Buf> {
@@ -106,6 +108,7 @@ impl AttentionLayer {
             (qkv.k, qkv.v) = peers.gather(b, cx.rows, &qkv.k, &qkv.v)?;
         }
         let (heads, attention) = b.causal_attention(cx.rows, self.attention, qkv.as_ref())?;
+        let input = Entry::from(input);
         let (out, branch) = self.finish(cx, &heads, &input.stream)?;
         Ok((out, AttentionSaved { input, x, halo, cca, qkv, attention, heads, branch }))
     }
@@ -147,10 +150,10 @@ impl AttentionLayer {
         }
         let dy = [&dx.q, &dx.k, &dx.v_current, &dx.v_delayed];
         let weights = self.projections();
-        let dh = b.project_backward(&input.h, weights.map(|id| &p[id]), dy, grads.many_mut(weights))?;
+        let h = b.mask_rows(cx.rows, input.normed(cx, self.norm)?)?;
+        let dh = b.project_backward(&h, weights.map(|id| &p[id]), dy, grads.many_mut(weights))?;
         let dh = b.mask_rows(cx.rows, dh)?;
-        let entry = Entry { stream: input.stream, norm: input.norm };
-        Ok((entry, NormedGrad { dh, d_stream: Some(d_stream) }))
+        Ok((input, NormedGrad { dh, d_stream: Some(d_stream) }))
     }
 
     /// As `forward`, continuing `cache` and extending it by the new rows. `batch` sequences.

@@ -30,7 +30,7 @@ pub fn initial_values(spec: &ParamSpec, cfg: &ModelConfig, seed: u64) -> Vec<f32
 
 /// One independent stream of random numbers per name.
 fn stream_key(seed: u64, name: &str) -> u64 {
-    mix(seed ^ xxhash_rust::xxh3::xxh3_64(name.as_bytes()))
+    mix(seed ^ twox_hash::XxHash3_64::oneshot(name.as_bytes()))
 }
 
 /// The finaliser of SplitMix64: a bijection of u64 whose outputs for consecutive inputs look independent.

@@ -31,10 +31,23 @@ impl<B: Backend> Normed<B> {
     }
 }
 
-/// What the backward of a merge needs of the stream it made: all of `Normed` but the norm's output.
+/// What is kept of a `Normed` for the backward: the norm's output is cheaper made again than kept.
 pub struct Entry<B: Backend> {
     pub stream: B::Buf,
     pub norm: B::NormSaved,
+}
+
+impl<B: Backend> Entry<B> {
+    /// The norm's output once more, the same bits.
+    pub fn normed(&self, cx: &Cx<B>, norm: Norm) -> Result<B::Buf> {
+        Ok(cx.backend.rms_norm(&self.stream, &cx.params[norm.weight], norm.eps)?.0)
+    }
+}
+
+impl<B: Backend> From<Normed<B>> for Entry<B> {
+    fn from(x: Normed<B>) -> Self {
+        Self { stream: x.stream, norm: x.norm }
+    }
 }
 
 /// Gradients of a `Normed`: of the norm's output, and of the stream beside it (None = nobody else read it).

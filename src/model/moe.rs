@@ -13,6 +13,7 @@ use crate::tensor::backend::{Backend, RouterParams};
 pub struct MoeLayer {
     block: usize,
     ids: MoeIds,
+    norm: Norm,
     /// Of the next block, or of the head.
     next: Norm,
     num_experts: usize,
@@ -22,7 +23,7 @@ pub struct MoeLayer {
 
 /// What the backward needs.
 pub struct MoeSaved<B: Backend> {
-    input: Normed<B>,
+    input: Entry<B>,
     prev: Option<B::Buf>,
     routing: B::Routing,
     route: B::RouteSaved,
@@ -55,7 +56,8 @@ impl<B: Backend> MoeSaved<B> {
 
 impl MoeLayer {
     pub fn new(cfg: &ModelConfig, block: usize, ids: MoeIds, next: Norm) -> Self {
-        Self { block, ids, next, num_experts: cfg.num_experts, router_norm_eps: cfg.router_norm_eps, skip: cfg.skip_mode }
+        let norm = Norm { weight: ids.norm, eps: cfg.norm_eps };
+        Self { block, ids, norm, next, num_experts: cfg.num_experts, router_norm_eps: cfg.router_norm_eps, skip: cfg.skip_mode }
     }
 
     fn router_params<'a, B: Backend>(&self, p: &'a ParamStore<B>) -> RouterParams<&'a B::Buf> {
@@ -137,6 +139,7 @@ impl MoeLayer {
             }
         };
         cx.see(|| format!("layers.{i}.moe.out"), &branch);
+        let input = Entry::from(input);
         let out = self.ids.merge.forward(cx, &branch, &input.stream, self.next)?;
         cx.see(|| format!("layers.{i}.stream_out.out"), &out.stream);
         Ok((out, state, MoeSaved { input, prev, routing, route, experts, branch }))
@@ -158,21 +161,22 @@ impl MoeLayer {
         let MoeSaved { input, prev, routing, route, experts, branch } = saved;
         let (d_branch, d_stream) = self.ids.merge.backward(cx, grads, &branch, &input.stream, out, self.next, d)?;
         drop(branch);
+        let h = input.normed(cx, self.norm)?;
         let (first, n) = self.experts(cx);
         let weights = p.range(first, n);
         let (mut dh, d_prob) = match (&experts, cx.peers.experts) {
             (ExpertsSaved::Exchanged(saved), Some(peers)) => {
-                peers.backward(b, &input.h, &routing, weights, self.skip, saved, &d_branch, first, grads)?
+                peers.backward(b, &h, &routing, weights, self.skip, saved, &d_branch, first, grads)?
             }
             (ExpertsSaved::Here(saved), _) => {
                 let g = grads.range_mut(first, n);
-                b.expert_ffn_backward(&input.h, &routing, weights, self.skip, saved, &d_branch, g)?
+                b.expert_ffn_backward(&h, &routing, weights, self.skip, saved, &d_branch, g)?
             }
             (ExpertsSaved::Exchanged(_), None) => bail!("rows of an exchange without the ranks it was made with"),
         };
         drop((d_branch, experts));
         let d_prev = b.route_backward(
-            &input.h,
+            &h,
             prev.as_ref(),
             self.router_params(p),
             &routing,
@@ -182,7 +186,6 @@ impl MoeLayer {
             self.router_grads(grads),
             &mut dh,
         )?;
-        let entry = Entry { stream: input.stream, norm: input.norm };
-        Ok((entry, NormedGrad { dh, d_stream: Some(d_stream) }, d_prev))
+        Ok((input, NormedGrad { dh, d_stream: Some(d_stream) }, d_prev))
     }
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::group::{Group, even_pieces};
+use crate::robust::median;
 
 /// MiB that are tried.
 pub const SIZES_MIB: [u64; 4] = [1, 4, 16, 64];
@@ -83,8 +84,7 @@ pub fn measure(group: &Group) -> Result<Found> {
                 break;
             }
         }
-        times.sort_by(f64::total_cmp);
-        rates.push(Rate { mib, gbytes_per_s: bytes as f64 / times[times.len() / 2] / 1e9 });
+        rates.push(Rate { mib, gbytes_per_s: bytes as f64 / median(times) / 1e9 });
         if !agreed(group, began.elapsed() < BUDGET)? {
             break;
         }

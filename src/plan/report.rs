@@ -152,7 +152,7 @@ fn sharing(out: &mut String, recipe: &Recipe, layout: Layout, cutting: Cutting) 
 }
 
 fn memory(out: &mut String, recipe: &Recipe, shared: Option<(Layout, Cutting)>) -> Result<()> {
-    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), shared)?;
+    let (_, parts) = memory::parts(recipe, &ParamTable::new(&recipe.model), shared)?;
     let whose = if shared.is_some() { "the first rank" } else { "one process" };
     let _ = writeln!(out, "# Memory, {whose} on the CPU with {} threads\n", rayon::current_num_threads());
     for part in &parts {

@@ -186,6 +186,17 @@ pub enum Remedy {
     Rollback,
 }
 
+impl Remedy {
+    /// As recipes and metrics name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Skip => "skip",
+            Self::Rollback => "rollback",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpikePolicy {
     /// Spikes are not looked for.

@@ -159,21 +159,16 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
 
 fn guards(r: &Recipe, out: &mut Flat) {
     let g = &r.guards;
-    let remedy = |remedy| match remedy {
-        Remedy::Stop => "stop",
-        Remedy::Skip => "skip",
-        Remedy::Rollback => "rollback",
-    };
     let spike = match g.spike {
         SpikePolicy::Off => "off",
         SpikePolicy::Tell => "tell",
-        SpikePolicy::Refuse(what) => remedy(what),
+        SpikePolicy::Refuse(remedy) => remedy.name(),
     };
     let span = |[first, last]: &[u64; 2]| match first == last {
         true => int(*first),
         false => Value::Array([int(*first), int(*last)].into_iter().collect()),
     };
-    out.put("guards.non_finite", remedy(g.non_finite).into());
+    out.put("guards.non_finite", g.non_finite.name().into());
     out.put("guards.spike", spike.into());
     out.put("guards.spike_window", int(g.spike_window as u64));
     out.put("guards.spike_threshold", g.spike_threshold.into());

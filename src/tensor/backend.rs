@@ -248,6 +248,9 @@ pub struct AdamWStep {
     pub grad_scale: f32,
 }
 
+/// Writes the numbers of one of many buffers.
+pub type Fill<'a> = dyn Fn(usize, &mut [f32]) -> Result<()> + Sync + 'a;
+
 /// An array of results as the result of an array.
 pub fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
     let values: Vec<T> = results.into_iter().collect::<Result<_>>()?;
@@ -275,15 +278,18 @@ pub trait Backend: Sized {
     fn view<'a>(&self, buf: &'a Self::Buf) -> Result<Cow<'a, [f32]>> {
         self.download(buf).map(Cow::Owned)
     }
-    /// Has all numbers of a buffer written anew, where they lie if the host can write there.
+    /// Has all numbers of many buffers written anew, where they lie if the host can write there: those of `bufs[i]` by `fill(i)`, which
+    /// may be called on many threads at a time.
     ///
     /// # Errors
-    /// Those of `fill`; then the buffer holds anything.
-    fn overwrite(&self, buf: &mut Self::Buf, fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
-        let [rows, cols] = self.shape(buf);
-        let mut numbers = vec![0.0; rows * cols];
-        fill(&mut numbers)?;
-        *buf = self.upload(&numbers, rows, cols)?;
+    /// Those of `fill`; then the buffers hold anything.
+    fn overwrite(&self, bufs: Vec<&mut Self::Buf>, fill: &Fill) -> Result<()> {
+        for (i, buf) in bufs.into_iter().enumerate() {
+            let [rows, cols] = self.shape(buf);
+            let mut numbers = vec![0.0; rows * cols];
+            fill(i, &mut numbers)?;
+            *buf = self.upload(&numbers, rows, cols)?;
+        }
         Ok(())
     }
     fn shape(&self, buf: &Self::Buf) -> [usize; 2];

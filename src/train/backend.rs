@@ -5,7 +5,6 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail};
 use memmap2::MmapMut;
 
-use super::config::optimizer_config;
 use super::engine::{Engine, Native};
 use crate::error::bad_input;
 use crate::model::params::{OptimKind, ParamTable};
@@ -18,18 +17,18 @@ use crate::parallel::{Cutting, Layout, Mesh, Ownership, zero};
 use crate::plan::memory;
 use crate::recipe::{Precision, Recipe, Recompute};
 use crate::tensor::backend::Batch;
-use crate::tensor::cpu::Cpu;
+use crate::tensor::cpu::{Cpu, Packing};
 
 /// A run's model on a backend that has taken the working memory of a step from the system. `sharing`: as in [`Step`].
 pub fn native(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Native<Cpu>> {
-    let step = Step { sharing, ..Step::of(recipe) };
-    reserved(recipe, step.working_bytes(&recipe.model, &optimizer_config(recipe))?)
+    let (step, parts) = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
+    reserved(recipe, step.packing, memory::working_bytes(&parts)?)
 }
 
 /// A run's model on a backend that has taken `working_bytes` from the system.
-fn reserved(recipe: &Recipe, working_bytes: usize) -> Result<Native<Cpu>> {
+fn reserved(recipe: &Recipe, packing: Packing, working_bytes: usize) -> Result<Native<Cpu>> {
     let train = &recipe.train;
-    let backend = Cpu::with_head(train.precision, train.head_precision);
+    let backend = Cpu::with_head(train.precision, train.head_precision).with_packing(packing);
     backend.reserve(working_bytes)?;
     Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(train.recompute) })
 }
@@ -80,12 +79,11 @@ pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl 
 
 /// A recipe as it is, if it fits.
 fn try_fit(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Native<Cpu>> {
-    let parts = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
-    let (working, rest): (Vec<_>, Vec<_>) = parts.iter().partition(|p| p.name == memory::WORKING);
-    let [working, rest] = [working, rest].map(|parts| parts.iter().map(|p| p.bytes).sum::<u64>());
-    refuse_above_limit(recipe, working + rest)?;
-    let engine = reserved(recipe, usize::try_from(working)?)?;
-    refuse_without_room(recipe, rest)?;
+    let (step, parts) = memory::parts(recipe, &ParamTable::new(&recipe.model), sharing)?;
+    let (all, working) = (parts.iter().map(|p| p.bytes).sum::<u64>(), memory::working_bytes(&parts)?);
+    refuse_above_limit(recipe, all)?;
+    let engine = reserved(recipe, step.packing, working)?;
+    refuse_without_room(recipe, all - working as u64)?;
     Ok(engine)
 }
 
@@ -123,20 +121,27 @@ pub struct Step {
     pub precision: Precision,
     pub head_precision: Precision,
     pub recompute: Recompute,
+    pub packing: Packing,
     /// How several ranks share the work; None = one does it all.
     pub sharing: Option<(Layout, Cutting)>,
 }
 
 impl Step {
-    pub fn of(r: &Recipe) -> Self {
+    pub fn of(r: &Recipe, sharing: Option<(Layout, Cutting)>) -> Self {
         let t = &r.train;
+        let micro_batches = match sharing {
+            None => t.micro_batches_per_step() as usize,
+            Some((layout, _)) => layout.micro_batches(0, t.sequences_per_step() as usize, t.sequences_at_once()).len(),
+        };
         Self {
             micro_batch: t.sequences_at_once(),
             seq_len: t.seq_len,
             precision: t.precision,
             head_precision: t.head_precision,
             recompute: t.recompute,
-            sharing: None,
+            // Copies are kept where a step uses them more than once.
+            packing: if micro_batches > 1 { Packing::Kept } else { Packing::EachUse },
+            sharing,
         }
     }
 
@@ -144,7 +149,7 @@ impl Step {
     /// backend without memory. Depends on the number of threads of the current pool. Of several ranks, the first one's, when the
     /// routers send as many tokens to each of them.
     pub fn working_bytes(&self, model: &ModelConfig, optimizer: &OptimizerConfig) -> Result<usize> {
-        let backend = Cpu::planning(self.precision, self.head_precision);
+        let backend = Cpu::planning(self.precision, self.head_precision).with_packing(self.packing);
         let cpu = backend.clone();
         let engine = Native { backend, model: Model::new(model.clone()).with_recompute(self.recompute) };
         let table = ParamTable::new(model);
@@ -182,7 +187,7 @@ impl Step {
         }
     }
 
-    /// Bytes of the packed copies of the weights that products keep.
+    /// Bytes of the packed copies of the weights, where they are kept.
     pub fn packed_bytes(&self, table: &ParamTable, own: &Ownership) -> usize {
         let cpu = Cpu::planning(self.precision, self.head_precision);
         let held = table.specs.iter().enumerate().filter(|(id, s)| s.optim == OptimKind::Muon && own.holds(*id));

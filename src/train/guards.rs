@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::Bits;
 use crate::recipe::{self, SpikePolicy};
+use crate::robust::median;
 
 /// Median absolute deviation of a normal distribution, as part of its standard deviation.
 const MAD_OF_NORMAL: f64 = 0.6745;
@@ -35,24 +37,6 @@ struct State {
     refused: u64,
     /// Steps accepted since the last refusal.
     accepted: u64,
-}
-
-/// An f64 as its 16 hexadecimal digits.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-struct Bits(f64);
-
-impl From<Bits> for String {
-    fn from(x: Bits) -> String {
-        format!("{:016x}", x.0.to_bits())
-    }
-}
-
-impl TryFrom<String> for Bits {
-    type Error = std::num::ParseIntError;
-    fn try_from(text: String) -> std::result::Result<Self, Self::Error> {
-        u64::from_str_radix(&text, 16).map(f64::from_bits).map(Bits)
-    }
 }
 
 impl Guards {
@@ -158,15 +142,6 @@ fn robust(values: &[f64]) -> (f64, f64) {
     let middle = median(values.to_vec());
     let deviation = median(values.iter().map(|x| (x - middle).abs()).collect()) / MAD_OF_NORMAL;
     (middle, deviation.max(LEAST_DEVIATION * middle.abs()))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match (values.len() / 2, values.len() % 2) {
-        (0, 0) => 0.0,
-        (half, 1) => values[half],
-        (half, _) => (values[half - 1] + values[half]) / 2.0,
-    }
 }
 
 #[cfg(test)]

@@ -58,6 +58,9 @@ pub enum EngineKind {
 
 pub(crate) use saving::is_staged;
 
+/// A signal may wait for so long until the step is done. Where steps take longer, it is heard between micro-batches.
+const LONG_STEP_S: f64 = 5.0;
+
 /// What the command line adds to a recipe.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -397,7 +400,7 @@ impl<'a, E: Engine> Run<'a, E> {
             self.kept.profile.get_or_insert_with(|| Profile::new(path, of_run.saturating_sub(start)));
         }
 
-        let mut validated = true;
+        let (mut validated, mut last_step_s) = (true, None);
         let outcome = loop {
             if self.state.step >= until {
                 // A validation that was cut short is made up for by whoever resumes.
@@ -419,6 +422,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 batch,
                 votes: &|| stop.votes(),
                 interrupted: &|| stop.signalled().is_some(),
+                long: last_step_s.is_none_or(|s| s > LONG_STEP_S),
                 judge: &|loss, norm| guards.judge(loss, norm),
             };
             let attempt = step(&self.engine, &mut self.state, &cfg, self.sharing, &batches, lr, &watch);
@@ -433,6 +437,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 }
             };
             drop(recorded);
+            last_step_s = Some(started.elapsed().as_secs_f64());
             if report.updated {
                 self.accept(report.mean_loss(), report.grad_norm);
             }

@@ -1,6 +1,7 @@
 //! Everything that changes while training, tensor by tensor as a checkpoint names it.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::Range;
 
 use anyhow::{Context, Result, ensure};
@@ -192,21 +193,20 @@ impl<B: Backend> TrainState<B> {
         Ok(())
     }
 
-    /// Takes a tensor that is here from a checkpoint, right into its place where all of it is here.
-    fn take(&mut self, backend: &B, from: &Checkpoint, name: &str) -> Result<()> {
-        let (id, part) = self.find(name)?;
-        let all_rows = self.ownership.num_rows(id) == self.table.specs[id].matrix_shape()[0];
-        let place = match part {
-            Part::Weight => Some(&mut self.params[id]),
-            Part::Optimizer { slot } if all_rows => {
-                self.optimizer.moments[id].named_mut().into_iter().find_map(|(n, buf)| (n == slot).then_some(buf))
-            }
-            Part::Optimizer { .. } => None,
-        };
-        match place {
-            Some(buf) => backend.overwrite(buf, &mut |numbers| from.read_into(name, numbers)),
-            None => self.write(backend, name, &from.read(name)?),
+    /// The buffers that hold a tensor of a checkpoint as it is there, with its name.
+    fn places(&mut self) -> Vec<(String, &mut B::Buf)> {
+        let Self { table, params, optimizer, ownership, .. } = self;
+        let mut places = Vec::new();
+        for (id, buf) in params.iter_mut().enumerate().filter(|(id, _)| ownership.holds(*id)) {
+            places.push((table.specs[id].name.clone(), buf));
         }
+        for (id, moments) in optimizer.moments.iter_mut().enumerate() {
+            let spec = &table.specs[id];
+            if ownership.num_rows(id) == spec.matrix_shape()[0] {
+                places.extend(moments.named_mut().into_iter().map(|(slot, buf)| (checkpoint::opt_name(&spec.name, slot), buf)));
+            }
+        }
+        places
     }
 
     /// Whether any of a tensor is here.
@@ -245,11 +245,13 @@ impl<B: Backend> TrainState<B> {
     pub fn load_all_but_step(&mut self, backend: &B, from: &Checkpoint) -> Result<()> {
         let tensors = self.tensors();
         from.expect(&tensors)?;
-        for t in &tensors {
-            if !self.needs(&t.name)? {
-                continue;
+        let (names, places): (Vec<String>, Vec<&mut B::Buf>) = self.places().into_iter().unzip();
+        backend.overwrite(places, &|i, numbers| from.read_into(&names[i], numbers))?;
+        let taken: HashSet<&str> = names.iter().map(String::as_str).collect();
+        for t in tensors.iter().filter(|t| !taken.contains(t.name.as_str())) {
+            if self.needs(&t.name)? {
+                self.write(backend, &t.name, &from.read(&t.name)?)?;
             }
-            self.take(backend, from, &t.name)?;
         }
         let meta = from.meta();
         self.optimizer.updates = meta.get_u64(UPDATES)?;

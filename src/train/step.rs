@@ -36,13 +36,15 @@ pub struct Watch<'a> {
     pub votes: &'a dyn Fn() -> Votes,
     /// Whether this rank would give the step up between two micro-batches.
     pub interrupted: &'a dyn Fn() -> bool,
+    /// Whether this rank takes the step for a long one: then all ranks agree between its micro-batches, too, on whether to give it up.
+    pub long: bool,
     /// Whether finite numbers are good enough: mean loss, gradient norm. Of the whole batch, so that all ranks say the same.
     pub judge: &'a dyn Fn(f64, f64) -> Option<String>,
 }
 
 impl Watch<'_> {
     /// Nobody interferes.
-    pub const NONE: Self = Self { batch: 0, votes: &Votes::default, interrupted: &|| false, judge: &|_, _| None };
+    pub const NONE: Self = Self { batch: 0, votes: &Votes::default, interrupted: &|| false, long: false, judge: &|_, _| None };
 }
 
 /// What became of a step.
@@ -114,8 +116,8 @@ fn mean(loss: Loss) -> f64 {
 /// Runs one step on this rank's micro-batches of a global batch; every rank has as many, of whole sequences. Gradients are sums
 /// over all tokens with one division by the number of labels, so the way the batch is cut does not enter the mathematics.
 ///
-/// Ranks agree twice: before the step on whether it is made and on what it is divided by, and after the backward on the sums that
-/// decide whether it is applied.
+/// Ranks agree once, before the step, on whether it is made and on what it is divided by; the sums after the backward tell each of them
+/// whether it is applied.
 pub fn step<E: Engine>(
     engine: &E,
     state: &mut TrainState<E::B>,
@@ -139,11 +141,11 @@ pub fn step<E: Engine>(
         batches.push(part);
     }
     let [a, b, c] = (watch.votes)().0;
-    let mut start = [own_labels, own_tokens, a, b, c];
+    let mut start = [own_labels, own_tokens, u64::from(watch.long), a, b, c];
     if let Some(world) = world {
         world.all_reduce("counts of labels and tokens, reasons to stop", &mut start)?;
     }
-    let [labels, tokens, a, b, c] = start;
+    let [labels, tokens, long, a, b, c] = start;
     let votes = Votes([a, b, c]);
     if votes.any() {
         return Ok(Attempt::Stopped(votes));
@@ -158,7 +160,8 @@ pub fn step<E: Engine>(
     let own_sequences = cfg.by_sequence.map(|sequences| layout.micro_batches(rank, sequences, 1));
     let mut expert_counts: Vec<Vec<u64>> = Vec::new();
     for (i, batch) in batches.iter().enumerate() {
-        if i > 0 && agree(world, (watch.interrupted)())? {
+        // One rank alone need not ask anybody.
+        if i > 0 && (world.is_none() || long > 0) && agree(world, (watch.interrupted)())? {
             return Ok(Attempt::Interrupted);
         }
         failpoint::hit("micro_batch")?;

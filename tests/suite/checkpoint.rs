@@ -152,8 +152,8 @@ fn a_flipped_bit_anywhere_is_refused() {
         } else {
             0
         };
-        // Every byte of the length, and places all over the header and the data.
-        let places = (0..8).chain((8..good.len()).step_by(7)).chain([good.len() - 1]);
+        // Every byte of the header, and places all over the data.
+        let places = (0..header).chain((header..good.len()).step_by(7)).chain([good.len() - 1]);
         for at in places.filter(|at| *at < good.len()) {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);

@@ -14,7 +14,7 @@ use zaya::optim::update::OptimizerConfig;
 use zaya::parallel::Alone;
 use zaya::tensor::Backend;
 use zaya::tensor::backend::{Batch, Precision};
-use zaya::tensor::cpu::Cpu;
+use zaya::tensor::cpu::{Cpu, Packing};
 use zaya::train::backend::Step;
 use zaya::train::engine::Native;
 use zaya::train::state::TrainState;
@@ -118,8 +118,8 @@ fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
 }
 
-fn working_bytes(precision: Precision, recompute: Recompute) -> usize {
-    let step = Step { micro_batch: 4, seq_len: SEQ, precision, head_precision: precision, recompute, sharing: None };
+fn working_bytes(precision: Precision, recompute: Recompute, packing: Packing) -> usize {
+    let step = Step { micro_batch: 4, seq_len: SEQ, precision, head_precision: precision, recompute, packing, sharing: None };
     step.working_bytes(&config(), &OptimizerConfig::default()).unwrap()
 }
 
@@ -127,10 +127,15 @@ fn working_bytes(precision: Precision, recompute: Recompute) -> usize {
 fn a_step_takes_the_working_memory_that_was_planned() {
     for threads in [1, 2, 3] {
         for precision in [Precision::F32, Precision::Bf16] {
-            for recompute in [Recompute::None, Recompute::Attention, Recompute::All] {
+            for (recompute, packing) in [
+                (Recompute::None, Packing::Kept),
+                (Recompute::None, Packing::EachUse),
+                (Recompute::Attention, Packing::Kept),
+                (Recompute::All, Packing::EachUse),
+            ] {
                 in_pool(threads, || {
-                    let planned = working_bytes(precision, recompute);
-                    let cpu = Cpu::with_head(precision, precision);
+                    let planned = working_bytes(precision, recompute, packing);
+                    let cpu = Cpu::with_head(precision, precision).with_packing(packing);
                     cpu.reserve(planned).unwrap();
                     let mut trainer = Trainer::new(cpu.clone(), recompute);
                     (0..2).for_each(|n| trainer.step(n));
@@ -151,12 +156,26 @@ fn recomputation_saves_memory_and_changes_no_bit() {
             in_pool(2, || {
                 let mut trainer = Trainer::new(Cpu::new(precision), recompute);
                 (0..3).for_each(|n| trainer.step(n));
-                (working_bytes(precision, recompute), trainer.weights())
+                (working_bytes(precision, recompute, Packing::Kept), trainer.weights())
             })
         };
         let (none, attention, all) = (run(Recompute::None), run(Recompute::Attention), run(Recompute::All));
         assert!(none.0 > attention.0 && attention.0 > all.0, "{} {} {}", none.0, attention.0, all.0);
         assert!(none.1 == attention.1 && none.1 == all.1);
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_how_long_weights_stay_packed() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let run = |packing| {
+            in_pool(2, || {
+                let mut trainer = Trainer::new(Cpu::with_head(precision, precision).with_packing(packing), Recompute::None);
+                (0..3).for_each(|n| trainer.step(n));
+                trainer.weights()
+            })
+        };
+        assert!(run(Packing::Kept) == run(Packing::EachUse));
     }
 }
 
@@ -178,22 +197,26 @@ fn bits_do_not_depend_on_threads() {
 #[test]
 fn a_step_allocates_no_buffers() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).start_handler(|_| COUNTED.set(true)).build().unwrap();
-    pool.install(|| {
-        let cpu = Cpu::new(Precision::F32);
-        cpu.reserve(working_bytes(Precision::F32, Recompute::None)).unwrap();
-        let mut trainer = Trainer::new(cpu, Recompute::None);
-        // The first step makes what is kept: packed weights, tables of angles.
-        trainer.step(0);
-        let before = LARGE.load(Ordering::Relaxed);
-        assert!(before > 0, "the weights at least were counted");
-        let batches: Vec<Batch> = (1..5).map(batch).collect();
-        let before = LARGE.load(Ordering::Relaxed);
-        for pair in batches.chunks(2) {
-            let alone = Alone::new(&trainer.state.table);
-            step(&trainer.engine, &mut trainer.state, &trainer.cfg, &alone, pair, 1e-3, &Watch::NONE).unwrap().done().unwrap();
-        }
-        assert_eq!(LARGE.load(Ordering::Relaxed) - before, 0, "buffers of {LARGE_BYTES} bytes or more");
-    });
+    for packing in [Packing::Kept, Packing::EachUse] {
+        pool.install(|| allocates_no_buffers(packing));
+    }
+}
+
+fn allocates_no_buffers(packing: Packing) {
+    let cpu = Cpu::new(Precision::F32).with_packing(packing);
+    cpu.reserve(working_bytes(Precision::F32, Recompute::None, packing)).unwrap();
+    let mut trainer = Trainer::new(cpu, Recompute::None);
+    // The first step makes what is kept: packed weights, tables of angles.
+    trainer.step(0);
+    let before = LARGE.load(Ordering::Relaxed);
+    assert!(before > 0, "the weights at least were counted");
+    let batches: Vec<Batch> = (1..5).map(batch).collect();
+    let before = LARGE.load(Ordering::Relaxed);
+    for pair in batches.chunks(2) {
+        let alone = Alone::new(&trainer.state.table);
+        step(&trainer.engine, &mut trainer.state, &trainer.cfg, &alone, pair, 1e-3, &Watch::NONE).unwrap().done().unwrap();
+    }
+    assert_eq!(LARGE.load(Ordering::Relaxed) - before, 0, "buffers of {LARGE_BYTES} bytes or more");
 }
 
 /// Losses of rows without a label are not computed: a batch where they are few equals one of the labelled rows alone.

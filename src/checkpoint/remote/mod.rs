@@ -8,8 +8,8 @@ mod fetch;
 mod journal;
 mod upload;
 
-use std::sync::Arc;
-use std::sync::Once;
+use std::iter;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -28,7 +28,7 @@ use super::names::{parse_step_dir, step_dir};
 use crate::error::bad_input;
 
 pub use fetch::Fetched;
-pub use upload::Uploaded;
+pub use upload::{Uploaded, is_uploaded};
 
 /// Bytes that travel in one piece.
 const PIECE_BYTES: u64 = 16 << 20;
@@ -113,12 +113,12 @@ impl Remote {
         let retry = RetryConfig { retry_timeout: retry, max_retries: MAX_RETRIES, ..RetryConfig::default() };
         let store = connect(&scheme, url, retry).map_err(|e| bad_input(format!("opening {url}: {e:#}")))?;
         // The URL of one checkpoint means that one.
-        let only = key.parts().next_back().and_then(|last| parse_step_dir(last.as_ref()));
+        let only = step_of(&key);
         let parts: Vec<_> = key.parts().collect();
         let prefix: Key = parts[..parts.len() - usize::from(only.is_some())].iter().cloned().collect();
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the upload's runtime")?;
-        Ok(Self { url: url.trim_end_matches('/').to_string(), store, prefix, only, runtime })
+        Ok(Self { url: trimmed(url).to_string(), store, prefix, only, runtime })
     }
 
     pub fn url(&self) -> &str {
@@ -139,8 +139,7 @@ impl Remote {
         }
         let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&self.prefix)));
         let listed = listed.with_context(|| format!("listing the checkpoints of {}", self.url))?;
-        let name = |key: &Key| key.parts().next_back().and_then(|last| parse_step_dir(last.as_ref()));
-        let mut steps: Vec<u64> = listed.common_prefixes.iter().filter_map(name).collect();
+        let mut steps: Vec<u64> = listed.common_prefixes.iter().filter_map(step_of).collect();
         // Some servers list everything below, whatever they are asked.
         let depth = self.prefix.parts().count();
         steps.extend(listed.objects.iter().filter_map(|o| parse_step_dir(o.location.parts().nth(depth)?.as_ref())));
@@ -177,38 +176,45 @@ impl Remote {
     }
 }
 
+/// One place has one URL.
+fn trimmed(url: &str) -> &str {
+    url.trim_end_matches('/')
+}
+
+/// The step of the checkpoint that a key is the place of.
+fn step_of(key: &Key) -> Option<u64> {
+    key.parts().next_back().and_then(|last| parse_step_dir(last.as_ref()))
+}
+
 fn connect(scheme: &ObjectStoreScheme, url: &str, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
     let timeout = || ("timeout".to_string(), REQUEST_TIMEOUT.to_string());
     let variables = |prefix: &'static str| {
         let all = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         all.filter(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.to_ascii_lowercase(), value))
     };
+    // The builders have the same methods and no trait in common.
+    macro_rules! built {
+        ($builder:ident, $settings:expr) => {{
+            let builder = $builder::new().with_url(url).with_retry(retry);
+            // What is no setting is some other program's variable.
+            let with = |b: $builder, (key, value): (String, String)| match key.parse() {
+                Ok(key) => b.with_config(key, value),
+                Err(_) => b,
+            };
+            Arc::new($settings.fold(builder, with).build()?)
+        }};
+    }
     Ok(match scheme {
         ObjectStoreScheme::AmazonS3 => {
             // The server itself compares what arrives; a variable may turn that off.
             let first = [("aws_checksum_algorithm".to_string(), "sha256".to_string()), timeout()];
-            let builder = AmazonS3Builder::new().with_url(url).with_retry(retry);
-            let with = |b: AmazonS3Builder, (key, value): (String, String)| match key.parse() {
-                Ok(key) => b.with_config(key, value),
-                Err(_) => b,
-            };
-            Arc::new(first.into_iter().chain(variables("AWS_")).fold(builder, with).build()?)
+            built!(AmazonS3Builder, first.into_iter().chain(variables("AWS_")))
         }
         ObjectStoreScheme::GoogleCloudStorage => {
-            let builder = GoogleCloudStorageBuilder::new().with_url(url).with_retry(retry);
-            let with = |b: GoogleCloudStorageBuilder, (key, value): (String, String)| match key.parse() {
-                Ok(key) => b.with_config(key, value),
-                Err(_) => b,
-            };
-            Arc::new([timeout()].into_iter().chain(variables("GOOGLE_")).fold(builder, with).build()?)
+            built!(GoogleCloudStorageBuilder, iter::once(timeout()).chain(variables("GOOGLE_")))
         }
         ObjectStoreScheme::MicrosoftAzure => {
-            let builder = MicrosoftAzureBuilder::new().with_url(url).with_retry(retry);
-            let with = |b: MicrosoftAzureBuilder, (key, value): (String, String)| match key.parse() {
-                Ok(key) => b.with_config(key, value),
-                Err(_) => b,
-            };
-            Arc::new([timeout()].into_iter().chain(variables("AZURE_")).fold(builder, with).build()?)
+            built!(MicrosoftAzureBuilder, iter::once(timeout()).chain(variables("AZURE_")))
         }
         // What is noted as arrived is to outlive a power cut.
         _ => Arc::new(LocalFileSystem::new().with_fsync(true)),

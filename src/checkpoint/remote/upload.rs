@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use super::journal::Journal;
-use super::{PIECE_BYTES, Remote, STORE};
+use super::{PIECE_BYTES, Remote, STORE, trimmed};
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{Checkpoint, FileEntry, MANIFEST, step_dir};
 use crate::failpoint;
@@ -41,17 +41,19 @@ struct Done {
     manifest: String,
 }
 
+impl Done {
+    fn new(url: &str, manifest: &[u8]) -> Self {
+        Self { url: trimmed(url).to_string(), manifest: blake3::hash(manifest).to_hex().to_string() }
+    }
+}
+
+/// Whether the checkpoint in `dir` is known to be in the store at `url`; nobody is asked.
+pub fn is_uploaded(url: &str, dir: &Path) -> bool {
+    let (Ok(manifest), Ok(text)) = (std::fs::read(dir.join(MANIFEST)), std::fs::read(dir.join(DONE))) else { return false };
+    serde_json::from_slice::<Done>(&text).is_ok_and(|done| done == Done::new(url, &manifest))
+}
+
 impl Remote {
-    fn done(&self, manifest: &[u8]) -> Done {
-        Done { url: self.url.clone(), manifest: blake3::hash(manifest).to_hex().to_string() }
-    }
-
-    /// Whether a checkpoint is known to be in this store; the store is not asked.
-    pub fn holds(&self, dir: &Path) -> bool {
-        let (Ok(manifest), Ok(text)) = (std::fs::read(dir.join(MANIFEST)), std::fs::read(dir.join(DONE))) else { return false };
-        serde_json::from_slice::<Done>(&text).is_ok_and(|done| done == self.done(&manifest))
-    }
-
     /// Uploads the checkpoint in `dir` and verifies that it arrived: of every object the size, of the manifest every byte. What an
     /// earlier try has brought there, unchanged since, is not sent again. A step that the store holds in another version is no
     /// checkpoint from the beginning of this to its end; the others are not touched.
@@ -68,7 +70,7 @@ impl Remote {
         let manifest = std::fs::read(dir.join(MANIFEST)).with_context(what)?;
         let skipped_bytes = self.runtime.block_on(self.upload_all(dir, &checkpoint, &manifest)).with_context(what)?;
         // A help for the next start, no more: without it the store is asked.
-        let _ = serde_json::to_vec(&self.done(&manifest)).map(|text| std::fs::write(dir.join(DONE), text));
+        let _ = serde_json::to_vec(&Done::new(&self.url, &manifest)).map(|text| std::fs::write(dir.join(DONE), text));
         Ok(Uploaded { step, bytes: checkpoint.manifest().total_bytes(), skipped_bytes, seconds: began.elapsed().as_secs_f64() })
     }
 

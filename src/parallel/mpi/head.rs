@@ -1,7 +1,9 @@
 //! What two ranks tell each other before any data moves: which operation they are in, and how much each sends and expects. So a
 //! disagreement is found before it can do harm, at both ends. Short messages ride along.
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use std::hash::Hasher;
+
+use twox_hash::XxHash3_64;
 
 use super::super::transport::Op;
 
@@ -23,13 +25,13 @@ pub struct Sizes {
 
 impl Sizes {
     pub fn of(lengths: impl Iterator<Item = usize>) -> Self {
-        let (mut messages, mut bytes, mut hash) = (0, 0, Xxh3::new());
+        let (mut messages, mut bytes, mut hash) = (0, 0, XxHash3_64::new());
         for length in lengths {
             messages += 1;
             bytes += length as u64;
-            hash.update(&(length as u64).to_le_bytes());
+            hash.write(&(length as u64).to_le_bytes());
         }
-        Self { messages, bytes, hash: hash.digest() }
+        Self { messages, bytes, hash: hash.finish() }
     }
 
     /// "12 bytes", or how many messages make them up where that is not plain.
@@ -56,7 +58,7 @@ pub struct Head<'a> {
 /// A hash of what both ends must have in common.
 pub fn key(op: &Op) -> u64 {
     let (group, sequence, name) = op.key();
-    xxh3_64(format!("{group}\0{sequence}\0{name}").as_bytes())
+    XxHash3_64::oneshot(format!("{group}\0{sequence}\0{name}").as_bytes())
 }
 
 /// Writes a head into `room`. What rides along is to be put behind it.

@@ -11,7 +11,7 @@ pub struct Buf {
     store: Store,
     pub(super) rows: usize,
     pub(super) cols: usize,
-    packs: Mutex<Vec<Arc<Pack>>>,
+    packs: Mutex<Vec<Arc<KeptPack>>>,
 }
 
 #[derive(Debug)]
@@ -33,9 +33,19 @@ pub enum Side {
     Backward,
 }
 
-/// A weight as a packed right operand, made on first use after every change.
+/// How long the packed copies of weights live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Packing {
+    /// From one change of the weight to the next: for steps of many micro-batches.
+    #[default]
+    Kept,
+    /// As long as one verb, in working memory: a step of one micro-batch uses each copy once.
+    EachUse,
+}
+
+/// A packed copy that a weight keeps, made on first use after every change.
 #[derive(Debug)]
-pub struct Pack {
+pub struct KeptPack {
     side: Side,
     format: Format,
     layout: Layout,
@@ -43,9 +53,22 @@ pub struct Pack {
     stale: bool,
 }
 
+/// A weight as a packed right operand.
+#[derive(Debug)]
+pub enum Pack {
+    Kept(Arc<KeptPack>),
+    EachUse(Layout, Block<u32>),
+    /// Of a plan, where a real one would be kept.
+    Planned,
+}
+
 impl Pack {
     pub fn panels(&self) -> Panels<'_> {
-        Panels::new(self.layout, &self.data)
+        match self {
+            Self::Kept(pack) => Panels::new(pack.layout, &pack.data),
+            Self::EachUse(layout, data) => Panels::new(*layout, data),
+            Self::Planned => unreachable!("a planned weight has no numbers"),
+        }
     }
 }
 
@@ -117,12 +140,17 @@ impl Buf {
         (Layout::new(core, cols, rows).len() + Layout::new(core, rows, cols).len()) * size_of::<u32>()
     }
 
-    /// This `[out, in]` weight as a packed right operand. Packs it, on all threads, unless that was done since its last change.
-    pub(super) fn packed(&self, core: &Core, side: Side) -> Arc<Pack> {
+    /// Packs this `[out, in]` weight as a right operand, on all threads.
+    pub(super) fn pack_into(&self, core: &Core, side: Side, room: &mut [u32]) {
+        pack_on_threads(core, self.layout(core, side), self.source(side), room);
+    }
+
+    /// This weight as a packed right operand, kept. Packs it unless that was done since its last change.
+    pub(super) fn packed(&self, core: &Core, side: Side) -> Pack {
         let mut packs = self.packs.lock().unwrap_or_else(PoisonError::into_inner);
         let at = packs.iter().position(|p| p.side == side && p.format == core.format).unwrap_or_else(|| {
             let layout = self.layout(core, side);
-            packs.push(Arc::new(Pack { side, format: core.format, layout, data: vec![0; layout.len()], stale: true }));
+            packs.push(Arc::new(KeptPack { side, format: core.format, layout, data: vec![0; layout.len()], stale: true }));
             packs.len() - 1
         });
         if packs[at].stale {
@@ -130,10 +158,10 @@ impl Buf {
             pack_on_threads(core, pack.layout, self.source(side), &mut pack.data);
             pack.stale = false;
         }
-        packs[at].clone()
+        Pack::Kept(packs[at].clone())
     }
 
-    fn layout(&self, core: &Core, side: Side) -> Layout {
+    pub(super) fn layout(&self, core: &Core, side: Side) -> Layout {
         match side {
             Side::Forward => Layout::new(core, self.cols, self.rows),
             Side::Backward => Layout::new(core, self.rows, self.cols),

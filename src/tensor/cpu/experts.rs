@@ -90,10 +90,10 @@ pub fn forward(cpu: &Cpu, h_buf: &Buf, routing: &Routing, experts: &[Buf], skip:
     let mut saved = Saved { gate_up: cpu.block(tokens * 2 * f)? };
     let per_thread = LEFT_SCRATCH + MC * (f + d);
     let mut scratch = cpu.block::<f32>(par::threads() * per_thread)?;
+    let weights = experts.iter().map(|w| cpu.pack(core, w, Side::Forward)).collect::<Result<Vec<_>>>()?;
     if cpu.is_planning() {
         return Ok((out, saved));
     }
-    let weights: Vec<_> = experts.iter().map(|w| w.packed(core, Side::Forward)).collect();
     let blocks = Blocks::new(routing, shape.num);
     let h = h_buf.data();
     let (all_out, all_gate_up) = (Shared::new(out.data_mut()), Shared::new(&mut saved.gate_up));
@@ -209,10 +209,10 @@ pub fn backward(
     let alone = gradients.map(|(o, i)| linear::weight_gradient_alone_scratch(core, KC, o, i)).into_iter().max().unwrap_or(0);
     let together = gradients.map(|(o, i)| linear::weight_gradient_scratch(core, tokens, o, i)).into_iter().max().unwrap_or(0);
     let mut scratch = cpu.block::<f32>((par::threads() * per_thread.max(alone)).max(together))?;
+    let weights = experts.iter().map(|w| cpu.pack(core, w, Side::Backward)).collect::<Result<Vec<_>>>()?;
     if cpu.is_planning() {
         return Ok((dh, d_prob));
     }
-    let weights: Vec<_> = experts.iter().map(|w| w.packed(core, Side::Backward)).collect();
     let blocks = Blocks::new(routing, shape.num);
     let (h, dy) = (h_buf.data(), dy_buf.data());
     let (all_dh, all_d_prob) = (Shared::new(dh.data_mut()), Shared::new(d_prob.data_mut()));

@@ -26,13 +26,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use rayon::prelude::*;
 
 use super::backend::*;
 use super::trace::{self, VerbSpan};
 use super::work::{self, Work};
 use arena::{Arena, ArenaUse, Block, Element};
-pub use buf::Buf;
-use buf::Side;
+pub use buf::{Buf, Packing};
+use buf::{Pack, Side};
 use packed::Core;
 pub use rows::Rows;
 
@@ -42,6 +43,7 @@ pub struct Cpu {
     core: Core,
     /// Products of the head.
     head: Core,
+    packing: Packing,
     arena: Arc<Arena>,
     rope: Arc<cca::RopeTables>,
 }
@@ -73,7 +75,12 @@ impl Cpu {
             Precision::F32 => Core::f32(),
             Precision::Bf16 => Core::bf16(),
         };
-        Self { core: core(precision), head: core(head), arena, rope: Arc::default() }
+        Self { core: core(precision), head: core(head), packing: Packing::default(), arena, rope: Arc::default() }
+    }
+
+    /// The same backend, whose packed copies of weights live so long.
+    pub fn with_packing(self, packing: Packing) -> Self {
+        Self { packing, ..self }
     }
 
     /// Takes working memory for a step from the system at once, as a planning backend found it.
@@ -94,6 +101,22 @@ impl Cpu {
     /// As `pack_bytes`, of the head.
     pub fn head_pack_bytes(&self, rows: usize, cols: usize) -> usize {
         Buf::pack_bytes(&self.head, rows, cols)
+    }
+
+    /// A weight as the right operand of products.
+    fn pack(&self, core: &Core, weight: &Buf, side: Side) -> Result<Pack> {
+        Ok(match (self.packing, self.is_planning()) {
+            (Packing::Kept, false) => weight.packed(core, side),
+            (Packing::Kept, true) => Pack::Planned,
+            (Packing::EachUse, planning) => {
+                let layout = weight.layout(core, side);
+                let mut room = self.block(layout.len())?;
+                if !planning {
+                    weight.pack_into(core, side, &mut room);
+                }
+                Pack::EachUse(layout, room)
+            }
+        })
     }
 
     /// Whether this backend computes nothing and has no memory.
@@ -166,8 +189,14 @@ impl Backend for Cpu {
         Ok(if self.is_planning() { vec![0.0; len(buf)] } else { buf.data().to_vec() })
     }
 
-    fn overwrite(&self, buf: &mut Buf, fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
-        if self.is_planning() { Ok(()) } else { fill(buf.data_mut()) }
+    fn overwrite(&self, bufs: Vec<&mut Buf>, fill: &Fill) -> Result<()> {
+        if self.is_planning() {
+            return Ok(());
+        }
+        // Each thread has buffers that follow one another, so that it reads a file in one go if it fills them from one.
+        let share = bufs.len().div_ceil(rayon::current_num_threads()).max(1);
+        let each = bufs.into_par_iter().with_min_len(share).enumerate();
+        each.map(|(i, buf)| fill(i, buf.data_mut())).collect::<Vec<_>>().into_iter().collect()
     }
 
     fn view<'a>(&self, buf: &'a Buf) -> Result<Cow<'a, [f32]>> {
@@ -369,8 +398,8 @@ impl Backend for Cpu {
         let mut y = all(weights.map(|w| self.matrix(x.rows, w.rows)))?;
         let mut scratch = self.block(linear::scratch_len())?;
         let _span = verb("project", work::linear(x.rows, x.cols, weights.iter().map(|w| w.rows).sum()));
+        let packs = all(weights.map(|w| self.pack(&self.core, w, Side::Forward)))?;
         if !self.is_planning() {
-            let packs = weights.map(|w| w.packed(&self.core, Side::Forward));
             let mut maps = y.iter_mut().zip(&packs).map(|(y, pack)| linear::Map { weight: pack.panels(), y: y.data_mut() });
             let mut maps: [linear::Map; N] = std::array::from_fn(|_| maps.next().expect("one a weight"));
             linear::forward(&self.core, x.data(), x.cols, &mut maps, &mut scratch);
@@ -389,8 +418,8 @@ impl Backend for Cpu {
         let of_weight = weights.iter().map(|w| linear::weight_gradient_scratch(&self.core, x.rows, w.rows, w.cols));
         let mut scratch = self.block(of_weight.max().unwrap_or(0).max(linear::scratch_len()))?;
         let _span = verb("project_backward", work::linear_backward(x.rows, x.cols, weights.iter().map(|w| w.rows).sum()));
+        let packs = all(weights.map(|w| self.pack(&self.core, w, Side::Backward)))?;
         if !self.is_planning() {
-            let packs = weights.map(|w| w.packed(&self.core, Side::Backward));
             let parts: [linear::Back; N] = std::array::from_fn(|i| linear::Back { dy: dy[i].data(), weight: packs[i].panels() });
             linear::input_gradient(&self.core, &parts, x.cols, dx.data_mut(), &mut scratch);
             for (dy, dw) in dy.into_iter().zip(d_weights) {
@@ -541,9 +570,9 @@ impl Backend for Cpu {
         let mut out = self.matrix(y.rows, head.rows)?;
         let mut scratch = self.block(linear::scratch_len())?;
         let _span = verb("logits", work::linear(y.rows, y.cols, head.rows));
+        let core = Core::f32();
+        let pack = self.pack(&core, head, Side::Forward)?;
         if !self.is_planning() {
-            let core = Core::f32();
-            let pack = head.packed(&core, Side::Forward);
             let mut map = [linear::Map { weight: pack.panels(), y: out.data_mut() }];
             linear::forward(&core, y.data(), y.cols, &mut map, &mut scratch);
         }
@@ -555,10 +584,10 @@ impl Backend for Cpu {
         let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
         let mut scratch = self.block(head::scratch_len(&self.head, y.rows, y.cols, head.rows, false))?;
         let _span = verb("cross_entropy", work::cross_entropy(labelled, y.cols, head.rows));
+        let forward = self.pack(&self.head, head, Side::Forward)?;
         if self.is_planning() || labelled == 0 {
             return Ok(Loss::default());
         }
-        let forward = head.packed(&self.head, Side::Forward);
         Ok(head::cross_entropy(&self.head, &rows.labels, y.data(), head.data(), forward.panels(), y.cols, None, &mut scratch))
     }
 
@@ -568,13 +597,13 @@ impl Backend for Cpu {
         let labelled = rows.labels.iter().filter(|l| **l >= 0).count();
         let mut scratch = self.block(head::scratch_len(&self.head, y.rows, y.cols, head.rows, true))?;
         let _span = verb("cross_entropy_backward", work::cross_entropy_backward(labelled, y.cols, head.rows));
+        let [forward, backward] = all([Side::Forward, Side::Backward].map(|side| self.pack(&self.head, head, side)))?;
         if self.is_planning() || labelled == 0 {
             if !self.is_planning() {
                 elementwise::clear(dy.data_mut());
             }
             return Ok((Loss::default(), dy));
         }
-        let (forward, backward) = (head.packed(&self.head, Side::Forward), head.packed(&self.head, Side::Backward));
         let gradient =
             head::Gradient { scale: grad_scale, d_head: d_head.data_mut(), dy: dy.data_mut(), backward: backward.panels() };
         let (labels, y, weights, d) = (&rows.labels, y.data(), head.data(), y.cols);

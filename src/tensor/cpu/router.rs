@@ -12,7 +12,7 @@ use super::linear::{self, LEFT_SCRATCH};
 use super::math::{exp, gelu, gelu_derivative};
 use super::par::{self, Shared};
 use super::rows::Rows;
-use crate::tensor::backend::{PinnedRoutes, RouterParams};
+use crate::tensor::backend::{PinnedRoutes, RouterParams, all};
 
 /// What was decided for each row.
 pub struct Routing {
@@ -132,10 +132,10 @@ pub fn forward(
     };
     let per_thread = LEFT_SCRATCH + ROW_CHUNK * r;
     let mut scratch = cpu.block::<f32>(par::threads() * per_thread)?;
+    let weights = all([p.down_weight, p.fc1_weight, p.fc2_weight, p.out].map(|w| cpu.pack(core, w, Side::Forward)))?;
     if cpu.is_planning() {
         return Ok((routing, state, saved));
     }
-    let weights = [p.down_weight, p.fc1_weight, p.fc2_weight, p.out].map(|w| w.packed(core, Side::Forward));
     let [down, fc1, fc2, out] = weights.each_ref().map(|w| w.panels());
     let h = h.data();
     let eda = prev.zip(p.gamma).map(|(prev, gamma)| (prev.data(), gamma.data()));
@@ -239,10 +239,10 @@ pub fn backward(
         .max(linear::weight_gradient_scratch(core, tokens, r, d.max(r)))
         .max(linear::weight_gradient_scratch(core, tokens, classes, r));
     let mut scratch = cpu.block::<f32>(scratch_len)?;
+    let weights = all([p.down_weight, p.fc1_weight, p.fc2_weight, p.out].map(|w| cpu.pack(core, w, Side::Backward)))?;
     if cpu.is_planning() {
         return Ok(d_prev);
     }
-    let weights = [p.down_weight, p.fc1_weight, p.fc2_weight, p.out].map(|w| w.packed(core, Side::Backward));
     let [down, fc1, fc2, out] = weights.each_ref().map(|w| w.panels());
     let norm = p.norm.data();
     let (d_prob, d_state) = (d_prob.data(), d_state.map(|b| b.data()));

@@ -30,14 +30,10 @@ impl<E: Engine> Run<'_, E> {
         while self.to_skip.contains(self.next_batch()) {
             let batch = self.next_batch();
             tell!("step {}: batch {batch} is passed over, as guards.skip_batches says", self.state.step + 1);
-            let line = report::batch_refused(self.state.step, batch, "named by guards.skip_batches", "skip", None);
+            let line = report::batch_refused(self.state.step, batch, "named by guards.skip_batches", Remedy::Skip.name(), None);
             self.write_metrics(&line);
-            self.pass_over(batch);
+            self.refused.insert([batch, batch]);
         }
-    }
-
-    fn pass_over(&mut self, batch: u64) {
-        self.refused.insert([batch, batch]);
     }
 
     /// Takes note of a step that was applied.
@@ -59,13 +55,8 @@ impl<E: Engine> Run<'_, E> {
             (true, _) => bail!("step {}: {}", self.state.step + 1, refusal.why),
         };
         let (batch, done) = (self.next_batch(), self.state.step);
-        let name = match remedy {
-            Remedy::Stop => "stop",
-            Remedy::Skip => "skip",
-            Remedy::Rollback => "rollback",
-        };
         let numbers = Some((refusal.loss, refusal.grad_norm));
-        self.write_metrics(&report::batch_refused(done, batch, &refusal.why, name, numbers));
+        self.write_metrics(&report::batch_refused(done, batch, &refusal.why, remedy.name(), numbers));
         let what = format!("step {}: {}; nothing of batch {batch} was applied", done + 1, refusal.why);
         if remedy == Remedy::Stop {
             bail!(
@@ -83,7 +74,7 @@ impl<E: Engine> Run<'_, E> {
         } else {
             tell!("warning: {what}; the run goes on with the next batch");
         }
-        self.pass_over(batch);
+        self.refused.insert([batch, batch]);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Run;
+use crate::checkpoint::remote::is_uploaded;
 use crate::train::engine::Engine;
 use crate::train::report;
 use crate::train::uploader::UploadEnded;
@@ -22,8 +23,7 @@ impl<E: Engine> Run<'_, E> {
     /// Asks for the upload of the checkpoint that the run goes on from, unless it is known to be there.
     pub(super) fn offer_start(&mut self, step: u64) {
         if let Some(uploader) = &self.kept.uploader
-            && let Ok(remote) = crate::checkpoint::remote::Remote::open(uploader.url(), Duration::ZERO)
-            && !remote.holds(&uploader.dir(step))
+            && !is_uploaded(uploader.url(), &uploader.dir(step))
         {
             self.offer_upload(step);
         }
