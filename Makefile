@@ -18,7 +18,7 @@ else
 READY := build
 endif
 
-.PHONY: build given demo demo-data test test-all test-mpi sweeps bench static lint lint-mpi clean help setup setup-mpi
+.PHONY: build given kernels swgpu demo demo-data test test-all test-mpi test-kernels sweeps bench static lint lint-mpi clean help setup setup-mpi
 
 build: setup ## Build the executable (target/release/zaya); the default
 	$(CARGO) build $(LOCKED)
@@ -30,10 +30,21 @@ demo: $(READY) ## Train a small model on real text, kill it, resume it, evaluate
 demo-data: $(READY) ## Only the demo's data: tokenizer and token shards in demo/
 	@scripts/demo-data.sh "$(PROGRAM)"
 
+kernels: setup ## Compile the GPU kernels alone, and print what each takes: registers, LDS, occupancy, matrix instructions
+	@kernels/build.sh
+
+swgpu: setup ## Build the software GPU that stands in for ROCm's libraries in tests (target/release/libswgpu.so)
+	$(CARGO) build $(LOCKED) -p swgpu
+	@echo "use it: ZAYA_HIP_LIB=L ZAYA_HIPBLASLT_LIB=L ZAYA_RCCL_LIB=L zaya pretrain --backend hip ..., with L=$(abspath $(TARGET))/release/libswgpu.so"
+
 test: setup $(filter given,$(READY)) ## Run the tests: exactly what CI runs
 	$(CARGO) test $(LOCKED)
+	$(CARGO) test $(LOCKED) -p hip-sys -p rccl-sys -p swgpu
 
-test-all: test test-mpi sweeps ## Run everything: the tests, those under MPI, and the long sweeps
+test-all: test test-mpi test-kernels sweeps ## Run everything: the tests, those under MPI, those of the kernels' sources, and the long sweeps
+
+test-kernels: setup ## Run the kernels' sources on fibers against formulas in double, with a detector of races and missing barriers
+	@kernels/test/run.sh
 
 sweeps: demo-data ## Run the long sweeps alone: the demo's loss in f32 against bf16
 	@scripts/precision-curves.sh "$(PROGRAM)"
@@ -61,6 +72,7 @@ static: setup ## Build a fully static executable (target/static/...), CPU only
 lint: setup ## Check format and clippy's opinion, warnings being errors
 	$(CARGO) fmt --check
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
+	$(CARGO) clippy $(LOCKED) --all-targets -p hip-sys -p rccl-sys -p swgpu -- -D warnings
 
 lint-mpi: setup setup-mpi ## The same of a build with MPI
 	$(CARGO) clippy $(LOCKED) --all-targets --features mpi -- -D warnings

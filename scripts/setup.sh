@@ -1,11 +1,26 @@
 #!/bin/sh
-# Sees to what a build needs: Rust, which only you can choose how to install, and a C compiler, which is installed here.
+# Sees to what a build needs: Rust, which only you can choose how to install; a C compiler, and clang for the GPU kernels, which are
+# installed here. Without that clang the executable trains on the processor only.
 set -eu
 
 if ! cargo --version >/dev/null 2>&1; then
     echo "error: zaya is built with Rust, and \`cargo\` does not run here." >&2
     echo "       Install Rust 1.89 or newer (see rust-lang.org, \"Install\"), open a new shell, and try again." >&2
     exit 1
+fi
+
+# Whether some clang compiles for AMD, and a linker and a disassembler stand beside it.
+knows_amd() {
+    for c in clang-22 clang-20 clang-19 clang /opt/rocm/llvm/bin/clang; do
+        if command -v "$c" >/dev/null 2>&1 && "$c" --print-targets 2>/dev/null | grep -q amdgcn; then return 0; fi
+    done
+    return 1
+}
+if ! knows_amd && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" -eq 0 ]; then
+    echo "installing a compiler for the GPU kernels: clang-19, lld-19, llvm-19"
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-19 lld-19 llvm-19; } ||
+        echo "note: there is none to install; the executable will be built without GPU kernels" >&2
 fi
 
 if command -v cc >/dev/null 2>&1; then exit 0; fi

@@ -7,6 +7,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod data;
+pub mod doctor;
 pub mod error;
 pub mod eval;
 pub mod failpoint;

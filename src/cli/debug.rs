@@ -10,6 +10,9 @@ use crate::error::{bad_input, exit_code};
 use crate::hf::{self, StoredDtype};
 use crate::inspect::{self, Request, Tensors};
 use crate::tensor::backend::Precision;
+use crate::tensor::cpu::Cpu;
+use crate::tensor::hip::Hip;
+use crate::train::backend::require_bf16;
 
 /// Look inside: parity checks against other frameworks.
 #[derive(Debug, clap::Args)]
@@ -86,7 +89,11 @@ fn forward(args: Forward, backend: BackendName) -> Result<u8> {
         super::claim_output(path)?;
     }
     let trace = match backend {
-        BackendName::Cpu => inspect::trace_cpu(&request)?,
+        BackendName::Cpu => inspect::trace_native(&Cpu::new(precision), &request)?,
+        BackendName::Hip => {
+            require_bf16(precision)?;
+            inspect::trace_native(&Hip::open(0)?, &request)?
+        }
         BackendName::Candle => inspect::trace_candle(&request)?,
     };
     if let Some(loss) = trace.tensors.get("loss") {

@@ -12,7 +12,9 @@ use crate::error::{bad_input, exit_code};
 use crate::eval::perplexity::{Options, Score, perplexity};
 use crate::model::Model;
 use crate::tensor::cpu::Cpu;
+use crate::tensor::hip::Hip;
 use crate::text::Eod;
+use crate::train::backend::require_bf16;
 use crate::train::candle_engine::Candle;
 use crate::train::engine::{Engine, Native};
 
@@ -81,6 +83,11 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
             BackendName::Cpu => {
                 let cpu = Cpu::new(source.precision());
                 score(&Native { backend: cpu, model: Model::new(source.config().clone()) }, &source, &args.data, &options)
+            }
+            BackendName::Hip => {
+                require_bf16(source.precision())?;
+                let backend = Hip::open(0)?;
+                score(&Native { backend, model: Model::new(source.config().clone()) }, &source, &args.data, &options)
             }
             BackendName::Candle => {
                 score(&Candle::new(source.config().clone(), source.precision())?, &source, &args.data, &options)

@@ -66,6 +66,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
             let params = source.params(&backend)?;
             say(&mut Cached::new(&backend, &model, &params), &args, &source, &tokenizer, &prompt)
         }
+        BackendName::Hip => Err(bad_input("zaya generate works on the processor: leave --backend hip out")),
         BackendName::Candle => {
             let values = (0..source.table().specs.len()).map(|id| source.read(id)).collect::<Result<Vec<_>>>()?;
             say(&mut Whole::new(source.config(), &values, source.precision())?, &args, &source, &tokenizer, &prompt)

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod debug;
+pub mod doctor;
 pub mod eval;
 pub mod extend_context;
 pub mod generate;
@@ -37,6 +38,7 @@ pub enum Command {
     Generate(generate::Args),
     Reshard(reshard::Args),
     Bench(bench::Args),
+    Doctor(doctor::Args),
     Debug(debug::Args),
 }
 
@@ -45,6 +47,8 @@ pub enum Command {
 pub enum BackendName {
     /// zaya's own kernels with hand-written backward.
     Cpu,
+    /// AMD GPUs through HIP: our kernels, and hipBLASLt's products.
+    Hip,
     /// The plain reference on candle's autograd: slow, and the most readable.
     Candle,
 }
@@ -53,6 +57,7 @@ impl BackendName {
     fn engine(self) -> EngineKind {
         match self {
             BackendName::Cpu => EngineKind::Cpu,
+            BackendName::Hip => EngineKind::Hip,
             BackendName::Candle => EngineKind::Candle,
         }
     }
@@ -70,6 +75,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         Command::Generate(args) => generate::run(args, cli.backend),
         Command::Reshard(args) => reshard::run(args),
         Command::Bench(args) => bench::run(args, cli.backend),
+        Command::Doctor(args) => doctor::run(args),
         Command::Debug(args) => debug::run(args, cli.backend),
     }
 }

@@ -1,4 +1,6 @@
 //! Evaluation tasks and scoring, and generation.
 
 pub mod generate;
+pub mod harness;
 pub mod perplexity;
+pub mod sandbox;

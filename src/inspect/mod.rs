@@ -19,7 +19,6 @@ use crate::model::peers::Peers;
 use crate::model::reference::Reference;
 use crate::model::{Cx, Model, ModelConfig, ParamStore};
 use crate::tensor::backend::{Backend, Batch, PinnedRoutes, Precision};
-use crate::tensor::cpu::Cpu;
 pub use input::{Input, read_input, read_pinned_routes};
 use recorder::Recorder;
 
@@ -44,20 +43,18 @@ pub struct Request<'a> {
     pub want_grads: bool,
 }
 
-/// The hand-written model on the CPU backend.
-pub fn trace_cpu(r: &Request) -> Result<Trace> {
-    let backend = Cpu::new(r.precision);
+/// The hand-written model on a backend.
+pub fn trace_native<B: Backend>(backend: &B, r: &Request) -> Result<Trace> {
     let model = Model::new(r.config.clone());
-    let params = ParamStore::from_host(&backend, &model.table, |id| Ok(r.values[id].clone()))?;
+    let params = ParamStore::from_host(backend, &model.table, |id| Ok(r.values[id].clone()))?;
     let rows = backend.rows(r.batch)?;
-    let recorder = Recorder::new(&backend, r)?;
-    let cx =
-        Cx { backend: &backend, params: &params, rows: &rows, probe: Some(&recorder), pinned: r.pinned, peers: Peers::none() };
+    let recorder = Recorder::new(backend, r)?;
+    let cx = Cx { backend, params: &params, rows: &rows, probe: Some(&recorder), pinned: r.pinned, peers: Peers::none() };
     let labels = r.batch.num_labels();
     let mut grads = Tensors::new();
     let mut loss = None;
     let y = if r.want_grads && labels > 0 {
-        let mut g = ParamStore::zeros(&backend, &model.table)?;
+        let mut g = ParamStore::zeros(backend, &model.table)?;
         let (result, y) = model.forward_backward(&cx, &mut g, (1.0 / labels as f64) as f32)?;
         let downloaded = (0..g.len()).map(|id| backend.download(&g[id])).collect::<Result<Vec<_>>>()?;
         grads = stack_grads(&model.table, &downloaded)?;

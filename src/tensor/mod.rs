@@ -2,6 +2,9 @@
 
 pub mod backend;
 pub mod cpu;
+pub mod hip;
+mod places;
+mod rope;
 pub mod trace;
 pub mod work;
 

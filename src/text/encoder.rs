@@ -1,12 +1,15 @@
 //! A Hugging Face `tokenizer.json` as pretraining uses it: plain text in, ids out, no special token by accident.
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, anyhow};
 use serde_json::Value;
 use tokenizers::{AddedToken, Tokenizer};
 
+use super::engine::{Engine, Worker};
 use super::guard;
 use crate::error::{bad_input, did_you_mean};
 
@@ -24,6 +27,17 @@ pub enum Eod {
 /// Special tokens that end a document in one family of models or another.
 const KNOWN_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>", "<|endofdocument|>"];
 
+/// Memory that each thread's cache of words may take.
+const CACHE_BYTES: usize = 128 << 20;
+
+/// Encoders are numbered, so that a thread can tell whether the worker it has is of this one.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The worker of this thread, and the number of the encoder it has served.
+    static WORKER: RefCell<Option<(u64, Worker)>> = const { RefCell::new(None) };
+}
+
 /// Turns text into ids exactly as Hugging Face `tokenizers` does with `split_special_tokens=True` and without a
 /// post-processor (no BOS): text that spells a special token is text, other added tokens match. Truncation, padding
 /// and dropout that the file may ask for are off.
@@ -33,6 +47,9 @@ pub struct Encoder {
     plain: Tokenizer,
     /// The copy whose model cannot spell special tokens, where `plain` could.
     guarded: Option<Tokenizer>,
+    /// The engine of this project, or why it leaves this file to `tokenizers`.
+    engine: Result<Engine, String>,
+    number: u64,
     sha256: String,
     vocab_size: usize,
     eod: Option<(String, u32)>,
@@ -85,6 +102,7 @@ impl Encoder {
             json["model"]["dropout"] = Value::Null;
         }
         let changed = guard::hide(&mut json, &special) || dropout;
+        let engine = Engine::from_json(&json, |token| plain.token_to_id(token));
         let mut guarded: Option<Tokenizer> =
             if changed { Some(serde_json::from_value(json).map_err(|e| not_one(&e))?) } else { None };
         for tokenizer in [Some(&mut plain), guarded.as_mut()].into_iter().flatten() {
@@ -93,7 +111,12 @@ impl Encoder {
             tokenizer.set_encode_special_tokens(true);
         }
         let sha256 = super::sha256_hex(&bytes);
-        Ok(Self { plain, guarded, sha256, vocab_size, eod, forbidden, unknown })
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        let encoder = Self { plain, guarded, engine, number, sha256, vocab_size, eod, forbidden, unknown };
+        if let Some(note) = encoder.slow_because() {
+            tell!("note: {note}");
+        }
+        Ok(encoder)
     }
 
     /// SHA-256 of the file, hexadecimal.
@@ -116,19 +139,45 @@ impl Encoder {
         self.unknown
     }
 
+    /// A sentence for the user if the fast engine does not take this tokenizer.
+    pub fn slow_because(&self) -> Option<String> {
+        let why = self.engine.as_ref().err()?;
+        Some(format!("the tokenizer is encoded by `tokenizers`, which is slower than the engine of its own, as {why}"))
+    }
+
     /// Ids of `text`, without anything added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = match &self.engine {
+            Ok(engine) => self.by_engine(engine, text),
+            Err(_) => None,
+        };
+        let ids = ids.map_or_else(|| self.by_tokenizers(text), Ok)?;
+        if let Some(id) = ids.iter().find(|id| self.forbidden.get(**id as usize).is_none_or(|forbidden| *forbidden)) {
+            let token = self.plain.id_to_token(*id).unwrap_or_default();
+            return Err(anyhow!("the tokenizer made the special token `{token}` (id {id}) from plain text"));
+        }
+        Ok(ids)
+    }
+
+    /// Ids by the engine; none if the text is too long for it.
+    fn by_engine(&self, engine: &Engine, text: &str) -> Option<Vec<u32>> {
+        WORKER.with_borrow_mut(|slot| {
+            if slot.as_ref().is_none_or(|(number, _)| *number != self.number) {
+                *slot = Some((self.number, Worker::new(CACHE_BYTES)));
+            }
+            let (_, worker) = slot.as_mut()?;
+            let mut ids = Vec::new();
+            worker.encode(engine, text, &mut ids).then_some(ids)
+        })
+    }
+
+    fn by_tokenizers(&self, text: &str) -> Result<Vec<u32>> {
         let tokenizer = self.guarded.as_ref().unwrap_or(&self.plain);
         // A tokenizer that panics on one document out of a billion should not take the run's name for it with it.
         let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, false)))
             .map_err(|_| anyhow!("the tokenizer panicked on this text ({} bytes)", text.len()))?
             .map_err(|e| anyhow!("the tokenizer cannot encode this text ({} bytes): {e}", text.len()))?;
-        let ids = encoding.get_ids();
-        if let Some(id) = ids.iter().find(|id| self.forbidden.get(**id as usize).is_none_or(|forbidden| *forbidden)) {
-            let token = self.plain.id_to_token(*id).unwrap_or_default();
-            return Err(anyhow!("the tokenizer made the special token `{token}` (id {id}) from plain text"));
-        }
-        Ok(ids.to_vec())
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Text of `ids`. Special tokens are spelt out unless `skip_special`.

@@ -1,10 +1,12 @@
 //! Corpus readers and tokenizers.
 //!
-//! [`corpus`] reads files into records, [`record`] turns a record into a document's text, [`encoder`] turns text into ids,
+//! [`corpus`] reads files into records, [`record`] turns a record into a document's text, [`encoder`] turns text into ids
+//! (with [`engine`], where that knows the tokenizer),
 //! and [`vocab`] learns a vocabulary. What becomes of odd input is told in `docs/TOKENIZE.md`.
 
 pub mod corpus;
 pub mod encoder;
+mod engine;
 mod guard;
 pub mod record;
 pub mod vocab;

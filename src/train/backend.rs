@@ -18,6 +18,7 @@ use crate::plan::memory;
 use crate::recipe::{Precision, Recipe, Recompute};
 use crate::tensor::backend::Batch;
 use crate::tensor::cpu::{Cpu, Packing};
+use crate::tensor::hip::Hip;
 
 /// A run's model on a backend that has taken the working memory of a step from the system. `sharing`: as in [`Step`].
 pub fn native(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Native<Cpu>> {
@@ -31,6 +32,24 @@ fn reserved(recipe: &Recipe, packing: Packing, working_bytes: usize) -> Result<N
     let backend = Cpu::with_head(train.precision, train.head_precision).with_packing(packing);
     backend.reserve(working_bytes)?;
     Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(train.recompute) })
+}
+
+/// A run's model on a GPU of this machine.
+///
+/// # Errors
+/// When there is none, or the recipe asks for what the GPU backend does not do.
+pub fn on_gpu(recipe: &Recipe, local_rank: usize) -> Result<Native<Hip>> {
+    require_bf16(recipe.train.precision)?;
+    let backend = Hip::open(local_rank)?;
+    Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(recipe.train.recompute) })
+}
+
+/// The matrix units that the kernels are written for work on bf16 numbers.
+pub fn require_bf16(precision: Precision) -> Result<()> {
+    match precision {
+        Precision::Bf16 => Ok(()),
+        Precision::F32 => Err(bad_input("--backend hip computes products in bfloat16: set train.precision = \"bf16\"")),
+    }
 }
 
 /// What a process takes beside the planned parts: data, threads, a tensor on its way into a checkpoint.

@@ -127,7 +127,7 @@ fn stages(recipe: &Recipe, ranks_per_node: usize) -> Stages {
 
 /// Trains on `options.ranks` ranks. The first failure ends all of them, and is the one that is returned.
 pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outcome> {
-    refuse_candle(options)?;
+    refuse_alone(options)?;
     let ranks = options.ranks;
     check_layouts(recipe, ranks)?;
     let node = ranks_per_node(recipe, ranks, None)?;
@@ -180,7 +180,7 @@ pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outc
 /// Trains as one of the processes of an MPI job.
 #[cfg(feature = "mpi")]
 pub fn on_mpi(recipe: &Recipe, options: &Options, stop: Stop, launch: Launch) -> Result<Outcome> {
-    refuse_candle(options)?;
+    refuse_alone(options)?;
     // What is impossible is refused before MPI starts: afterwards a rank that ends takes all others with it.
     check_layouts(recipe, launch.world)?;
     let of_node = launch::ranks_per_node(&launch);
@@ -193,9 +193,10 @@ pub fn on_mpi(recipe: &Recipe, options: &Options, stop: Stop, launch: Launch) ->
     guarded(&*rank, || pool.and_then(|pool| pool.install(|| train(recipe, options, &stop, comm))))
 }
 
-fn refuse_candle(options: &Options) -> Result<()> {
+fn refuse_alone(options: &Options) -> Result<()> {
     match options.engine {
         EngineKind::Candle => Err(bad_input("--backend candle trains on one rank: start one process, without --ranks")),
+        EngineKind::Hip => Err(bad_input("--backend hip trains on one rank: start one process, without --ranks")),
         EngineKind::Cpu => Ok(()),
     }
 }

@@ -53,6 +53,7 @@ use crate::tensor::trace;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineKind {
     Cpu,
+    Hip,
     Candle,
 }
 
@@ -113,6 +114,9 @@ pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
                 EngineKind::Cpu => {
                     let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, None, Ok)?;
                     Run::start(engine, &alone, &recipe, leg, options, &stop, reduced_from)?.train()
+                }
+                EngineKind::Hip => {
+                    Run::start(backend::on_gpu(&recipe, 0)?, &Alone::new(&table), &recipe, leg, options, &stop, None)?.train()
                 }
                 EngineKind::Candle => {
                     let engine = Candle::new(recipe.model.clone(), recipe.train.precision)?;

@@ -8,6 +8,7 @@ use candle_core::{DType, Tensor};
 use zaya::hf;
 use zaya::inspect::{self, Request, Trace};
 use zaya::tensor::backend::{PinnedRoutes, Precision};
+use zaya::tensor::cpu::Cpu;
 
 use crate::fixtures::{FORWARD_TOLERANCE, GRADIENT_TOLERANCE, error, host};
 
@@ -31,7 +32,7 @@ fn trace(model_dir: &Path, io: &Path, who: Who, precision: Precision, pinned: Op
     let values: Vec<Vec<f32>> = (0..model.table.specs.len()).map(|id| model.read(id).unwrap()).collect();
     let request = Request { config: &model.config, values: &values, batch: &input.batch, pinned, precision, want_grads: grads };
     match who {
-        Who::Cpu => inspect::trace_cpu(&request).unwrap(),
+        Who::Cpu => inspect::trace_native(&Cpu::new(precision), &request).unwrap(),
         Who::Candle => inspect::trace_candle(&request).unwrap(),
     }
 }

@@ -3,12 +3,13 @@
 //! A step makes and drops its buffers in the same order every time, so an arena that is empty between steps places them alike
 //! in each. `Arena::planning` has no memory at all: running a step on it tells how much one needs.
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapMut;
+
+use crate::tensor::places::Places;
 
 /// Blocks start at multiples of this: a cache line, and an AVX-512 vector.
 const LINE: usize = 64;
@@ -26,10 +27,7 @@ pub struct Arena {
 #[derive(Debug, Default)]
 struct Inner {
     regions: Vec<MmapMut>,
-    /// Free stretches by address: address -> bytes.
-    free: BTreeMap<usize, usize>,
-    /// Bytes in use.
-    used: usize,
+    places: Places,
     /// Largest extent of the first region in use at any time.
     peak: usize,
     /// Where the first region begins.
@@ -79,8 +77,9 @@ impl Arena {
 
     /// An arena without memory, whose blocks may not be looked into.
     pub fn planning() -> Arc<Self> {
-        let free = BTreeMap::from([(PLANNED_BASE, usize::MAX / 2 / LINE * LINE)]);
-        Arc::new(Self { inner: Mutex::new(Inner { free, base: PLANNED_BASE, ..Inner::default() }), planning: true })
+        let mut places = Places::default();
+        places.add(PLANNED_BASE, usize::MAX / 2 / LINE * LINE);
+        Arc::new(Self { inner: Mutex::new(Inner { places, base: PLANNED_BASE, ..Inner::default() }), planning: true })
     }
 
     pub fn is_planning(&self) -> bool {
@@ -95,11 +94,11 @@ impl Arena {
     /// Makes room for `bytes` in one region, where there is not yet. Only an arena without blocks in use is moved.
     pub fn reserve(&self, bytes: usize) -> std::io::Result<()> {
         let mut inner = self.lock();
-        if self.planning || inner.free.values().any(|free| *free >= bytes) {
+        if self.planning || inner.places.has_room(bytes) {
             return Ok(());
         }
-        if inner.used == 0 {
-            (inner.regions, inner.free) = Default::default();
+        if inner.places.used() == 0 {
+            (inner.regions, inner.places) = Default::default();
         }
         inner.grow(bytes, true)
     }
@@ -113,16 +112,15 @@ impl Arena {
     pub fn block<T: Element>(self: &Arc<Self>, len: usize) -> std::io::Result<Block<T>> {
         let bytes = lines(len * size_of::<T>());
         let mut inner = self.lock();
-        let address = match inner.take(bytes) {
+        let address = match inner.places.take(bytes) {
             Some(address) => address,
             None => {
                 inner.grow(bytes, false)?;
-                inner.take(bytes).ok_or(std::io::ErrorKind::OutOfMemory)?
+                inner.places.take(bytes).ok_or(std::io::ErrorKind::OutOfMemory)?
             }
         };
-        inner.used += bytes;
         // Blocks of further regions count as if they followed the first.
-        let extent = if inner.regions.len() > 1 { inner.used } else { address + bytes - inner.base };
+        let extent = if inner.regions.len() > 1 { inner.places.used() } else { address + bytes - inner.base };
         inner.peak = inner.peak.max(extent);
         Ok(Block { arena: self.clone(), address, len, element: PhantomData })
     }
@@ -134,32 +132,6 @@ fn lines(bytes: usize) -> usize {
 }
 
 impl Inner {
-    /// The smallest free stretch that holds `bytes`, the first of equals.
-    fn take(&mut self, bytes: usize) -> Option<usize> {
-        let (address, len) =
-            self.free.iter().filter(|(_, len)| **len >= bytes).min_by_key(|(_, len)| **len).map(|(a, l)| (*a, *l))?;
-        self.free.remove(&address);
-        if len > bytes {
-            self.free.insert(address + bytes, len - bytes);
-        }
-        Some(address)
-    }
-
-    fn give_back(&mut self, address: usize, bytes: usize) {
-        self.used -= bytes;
-        let (mut address, mut bytes) = (address, bytes);
-        if let Some(after) = self.free.remove(&(address + bytes)) {
-            bytes += after;
-        }
-        if let Some((before, len)) = self.free.range(..address).next_back().map(|(a, l)| (*a, *l))
-            && before + len == address
-        {
-            self.free.remove(&before);
-            (address, bytes) = (before, len + bytes);
-        }
-        self.free.insert(address, bytes);
-    }
-
     fn grow(&mut self, bytes: usize, planned: bool) -> std::io::Result<()> {
         let region = MmapMut::map_anon(lines(bytes).max(if planned { 0 } else { GROWTH_BYTES }))?;
         // Large pages where the system gives them; it works without.
@@ -167,7 +139,7 @@ impl Inner {
         let _ = region.advise(memmap2::Advice::HugePage);
         // Pages are aligned to more than a line. Two regions that happen to touch may grow together: both live as long.
         let address = region.as_ptr() as usize;
-        self.free.insert(address, region.len() / LINE * LINE);
+        self.places.add(address, region.len() / LINE * LINE);
         if self.regions.is_empty() {
             self.base = address;
         }
@@ -207,7 +179,7 @@ impl<T: Element> DerefMut for Block<T> {
 
 impl<T> Drop for Block<T> {
     fn drop(&mut self) {
-        self.arena.lock().give_back(self.address, lines(self.len * size_of::<T>()));
+        self.arena.lock().places.give_back(self.address, lines(self.len * size_of::<T>()));
     }
 }
 
@@ -235,8 +207,8 @@ mod tests {
         for _ in 0..3 {
             run(&real);
         }
-        assert_eq!((real.usage().regions, real.lock().used), (1, 0));
-        assert_eq!(real.lock().free.len(), 1, "freed blocks grow together again");
+        assert_eq!((real.usage().regions, real.lock().places.used()), (1, 0));
+        assert_eq!(real.lock().places.stretches(), 1, "freed blocks grow together again");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod background;
 mod damage;
 mod extend;
+mod gpu;
 mod guards;
 mod incremental;
 mod kills;

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::super::rows::Rows;
 use crate::tensor::backend::CcaShape;
+use crate::tensor::rope::inverse_frequencies;
 
 /// cos and sin of the angles of `len` positions from `past`, `[len, rotary_dim / 2]` each. Angles in f32, as everyone's are.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ struct Key {
 impl RopeTable {
     fn new(key: Key) -> Self {
         let half = key.rotary_dim / 2;
-        let inv_freq: Vec<f32> = (0..half).map(|j| 1.0 / key.theta.powf((2 * j) as f64 / key.rotary_dim as f64) as f32).collect();
+        let inv_freq = inverse_frequencies(key.rotary_dim, key.theta);
         let angles = || (key.past..key.past + key.len).flat_map(|pos| inv_freq.iter().map(move |f| pos as f32 * f));
         Self { key, cos: angles().map(f32::cos).collect(), sin: angles().map(f32::sin).collect(), half }
     }

@@ -1,0 +1,40 @@
+//! Checks and times the tokenizing engine. `sweep ...` compares it with `tokenizers` over text and vocabularies of one's own.
+
+#[allow(dead_code)] // The engine's own tests use what a benchmark does not.
+#[path = "../../../src/text/engine/mod.rs"]
+mod engine;
+
+#[path = "../../../src/text/engine/tests/fuzz.rs"]
+mod fuzz;
+
+mod clock;
+mod corpus;
+mod runs;
+mod speed;
+mod sweep;
+mod tokenizer;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+fn run() -> Result<bool> {
+    let mut args = std::env::args().skip(1);
+    match args.next().as_deref() {
+        Some("sweep") => sweep::run(args),
+        Some("speed") => speed::run(args),
+        Some("runs") => runs::run(args),
+        _ => bail!("usage: tokenize-bench sweep ..."),
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! From text to token ids: where context ends and continuation begins, windows, truncation.
+//!
+//! The rules are those of lm-eval's `TemplateLM` and `HFLM`: context and continuation are encoded together and split at the length
+//! of the context encoded alone, which is not always where the text splits.
+
+use anyhow::Result;
+
+use super::compat::{Compat, Fault, Faults};
+use super::python::text::{len, rstrip};
+use crate::error::bad_input;
+
+/// A tokenizer as evaluation needs it.
+pub trait Encode {
+    /// Ids of `text`. With `special`, the tokenizer adds what it adds by itself (a BOS, say); special tokens spelled out in `text` are
+    /// recognised either way.
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>>;
+    /// Beginning-of-text token: id and text.
+    fn bos(&self) -> Option<(u32, &str)>;
+    /// End-of-text token: id and text.
+    fn eos(&self) -> Option<(u32, &str)>;
+}
+
+/// Context and continuation of a log-likelihood request in token ids.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pair {
+    pub context: Vec<u32>,
+    pub continuation: Vec<u32>,
+    /// A token spans the boundary so that nothing of the continuation was left: it was encoded alone.
+    pub boundary_fallback: bool,
+    /// The ids of the context are no prefix of those of the whole.
+    pub boundary_mismatch: bool,
+}
+
+/// Context handed to generation.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Prompt {
+    /// All of the context.
+    pub ids: Vec<u32>,
+    /// Tokens to cut off on the left.
+    pub truncated: usize,
+}
+
+impl Prompt {
+    /// What the model is given.
+    pub fn input(&self) -> &[u32] {
+        &self.ids[self.truncated..]
+    }
+}
+
+/// Encodes requests under one set of rules.
+pub struct Encoder<'a, T: Encode + ?Sized> {
+    pub tokenizer: &'a T,
+    pub compat: Compat,
+    /// Overrides whether special tokens are added (`add_bos_token` of lm-eval).
+    pub add_special: Option<bool>,
+    /// Longest input of the model, tokens.
+    pub max_length: usize,
+    pub faults: &'a Faults,
+}
+
+impl<T: Encode + ?Sized> Encoder<'_, T> {
+    /// The token that stands before a text without context: BOS, else EOS.
+    pub fn prefix_token(&self) -> Result<u32> {
+        self.tokenizer.bos().or_else(|| self.tokenizer.eos()).map(|(id, _)| id).ok_or_else(|| {
+            bad_input(
+                "the tokenizer defines neither a beginning-of-text nor an end-of-text token, which a text without context needs",
+            )
+        })
+    }
+
+    /// `tok_encode`: a text that begins with BOS or EOS spelled out gets no second one.
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let spelled = |token: Option<(u32, &str)>| token.is_some_and(|(_, t)| !t.is_empty() && text.starts_with(t));
+        let special = !spelled(self.tokenizer.bos()) && !spelled(self.tokenizer.eos()) && self.add_special.unwrap_or(true);
+        self.tokenizer.encode(text, special)
+    }
+
+    /// Ids of a log-likelihood request (rules 1 to 4).
+    pub fn pair(&self, context: &str, continuation: &str) -> Result<Pair> {
+        if context.is_empty() {
+            return self.pair_without_context(continuation);
+        }
+        let kept = rstrip(context);
+        let moved = format!("{}{continuation}", &context[kept.len()..]);
+        let whole = self.encode(&format!("{kept}{moved}"))?;
+        let alone = self.encode(kept)?;
+        let mut pair = Pair { boundary_mismatch: !whole.starts_with(&alone), ..Pair::default() };
+        pair.continuation = whole.get(alone.len()..).unwrap_or_default().to_vec();
+        pair.context = alone;
+        if pair.context.is_empty() {
+            // White space alone, and the tokenizer adds nothing: lm-eval stops here with an assertion.
+            pair.context = vec![self.prefix_token()?];
+        }
+        if pair.continuation.is_empty() {
+            pair.boundary_fallback = true;
+        } else if pair.boundary_mismatch {
+            self.faults.note(Fault::BoundaryMismatch);
+        }
+        if pair.boundary_fallback || (pair.boundary_mismatch && self.compat == Compat::Strict) {
+            pair.continuation = self.tokenizer.encode(&moved, false)?;
+        }
+        if pair.continuation.is_empty() {
+            return Err(bad_input(format!("the continuation {continuation:?} has no tokens, so it has no log-likelihood")));
+        }
+        Ok(pair)
+    }
+
+    /// Rule 3: the prefix token is the context, unless the continuation begins with it.
+    fn pair_without_context(&self, continuation: &str) -> Result<Pair> {
+        let prefix = self.prefix_token()?;
+        let mut ids = self.tokenizer.encode(continuation, false)?;
+        if ids.first() == Some(&prefix) {
+            ids.remove(0);
+        }
+        if ids.is_empty() {
+            return Err(bad_input(
+                "a log-likelihood of an empty continuation after an empty context was asked: it has no tokens",
+            ));
+        }
+        Ok(Pair { context: vec![prefix], continuation: ids, ..Pair::default() })
+    }
+
+    /// Rule 5: the last `max_length + 1` ids, and how many were cut off on the left.
+    ///
+    /// Errors: the continuation alone does not fit.
+    pub fn truncate(&self, pair: &Pair) -> Result<(Pair, usize)> {
+        if pair.continuation.len() > self.max_length {
+            return Err(bad_input(format!(
+                "a continuation of {} tokens does not fit the model's {} tokens",
+                pair.continuation.len(),
+                self.max_length
+            )));
+        }
+        let over = (pair.context.len() + pair.continuation.len()).saturating_sub(self.max_length + 1);
+        Ok((Pair { context: pair.context[over..].to_vec(), ..pair.clone() }, over))
+    }
+
+    /// Rolling windows of `text`: (context, tokens predicted), every token once.
+    ///
+    /// Under `LmEval` a tokenizer that adds a BOS gives windows that begin with two, and scores the second; `Strict` has one.
+    pub fn rolling(&self, text: &str) -> Result<Vec<Pair>> {
+        let prefix = self.prefix_token()?;
+        let mut ids = self.encode(text)?;
+        let added = ids.first() == Some(&prefix) && self.tokenizer.encode(text, false)?.first() != Some(&prefix);
+        if added {
+            self.faults.note(Fault::DoubledBos);
+            if self.compat == Compat::Strict {
+                ids.remove(0);
+            }
+        }
+        Ok(windows(&ids, prefix, self.max_length))
+    }
+
+    /// Ids of a prompt, cut on the left so that `max_gen_toks` tokens have room.
+    ///
+    /// Errors: no room for even one token of context.
+    pub fn prompt(&self, context: &str, max_gen_toks: usize) -> Result<Prompt> {
+        let room = self.max_length.checked_sub(max_gen_toks).filter(|room| *room > 0).ok_or_else(|| {
+            bad_input(format!("generating {max_gen_toks} tokens leaves no context in the model's {} tokens", self.max_length))
+        })?;
+        let mut ids = self.encode(context)?;
+        if ids.is_empty() {
+            ids.push(self.prefix_token()?);
+        }
+        let truncated = ids.len().saturating_sub(room);
+        Ok(Prompt { ids, truncated })
+    }
+
+    /// Number of characters that rule 2 moves into the continuation.
+    pub fn moved(context: &str) -> usize {
+        len(context) - len(rstrip(context))
+    }
+}
+
+/// Disjoint windows of at most `max_length` inputs (lm-eval's `get_rolling_token_windows` with one token of context, made disjoint):
+/// the first is predicted from `prefix`, the last is filled up with context on its left.
+pub fn windows(ids: &[u32], prefix: u32, max_length: usize) -> Vec<Pair> {
+    assert!(max_length > 0, "windows of no tokens");
+    let mut out = Vec::new();
+    let mut predicted = ids.len().min(max_length);
+    if predicted > 0 {
+        out.push(Pair { context: vec![prefix], continuation: ids[..predicted].to_vec(), ..Pair::default() });
+    }
+    while predicted < ids.len() {
+        let end = (predicted + max_length).min(ids.len());
+        let context = ids[end - max_length - 1..predicted].to_vec();
+        out.push(Pair { context, continuation: ids[predicted..end].to_vec(), ..Pair::default() });
+        predicted = end;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_score_every_token_once_and_fill_the_last() {
+        let ids: Vec<u32> = (10..44).collect();
+        let w = windows(&ids, 2, 16);
+        let shape: Vec<_> = w.iter().map(|p| (p.context.len(), p.continuation.len())).collect();
+        assert_eq!(shape, [(1, 16), (1, 16), (15, 2)]);
+        assert_eq!(w.iter().flat_map(|p| p.continuation.clone()).collect::<Vec<_>>(), ids);
+        assert_eq!((w[0].context[0], w[1].context[0], w[2].context[0]), (2, 25, 27));
+        assert!(windows(&[], 2, 16).is_empty());
+    }
+}

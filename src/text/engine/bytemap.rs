@@ -1,0 +1,100 @@
+//! Byte strings to numbers, in two arrays: no allocation a string.
+
+/// Spreads 128 bits over 64.
+#[inline(always)]
+pub fn mix(a: u64, b: u64) -> u64 {
+    let product = (a ^ 0x9e37_79b9_7f4a_7c15) as u128 * (b ^ 0xd6e8_feb8_6659_fd93) as u128;
+    product as u64 ^ (product >> 64) as u64
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let (chunks, rest) = bytes.as_chunks::<8>();
+    let mut hash = bytes.len() as u64;
+    for chunk in chunks {
+        hash = mix(hash, u64::from_le_bytes(*chunk));
+    }
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    mix(hash, u64::from_le_bytes(last))
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    /// High half of the hash.
+    tag: u32,
+    /// Length + 1; 0 where the slot is free.
+    size: u32,
+    offset: u32,
+    value: u32,
+}
+
+/// Bytes are compared whenever a hash matches: two strings are never taken for one another.
+pub struct ByteMap {
+    slots: Vec<Slot>,
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+const FREE: Slot = Slot { tag: 0, size: 0, offset: 0, value: 0 };
+
+impl ByteMap {
+    pub fn new() -> Self {
+        Self { slots: vec![FREE; 1 << 10], bytes: Vec::new(), used: 0 }
+    }
+
+    /// Memory in use.
+    pub fn size_bytes(&self) -> usize {
+        self.slots.len() * size_of::<Slot>() + self.bytes.len()
+    }
+
+    pub fn get(&self, key: &[u8]) -> Option<u32> {
+        let hash = hash(key);
+        let mask = self.slots.len() - 1;
+        let mut i = hash as usize & mask;
+        loop {
+            let slot = self.slots[i];
+            if slot.size == 0 {
+                return None;
+            }
+            if slot.tag == (hash >> 32) as u32 && self.key(slot) == key {
+                return Some(slot.value);
+            }
+            i = (i + 1) & mask;
+        }
+    }
+
+    fn key(&self, slot: Slot) -> &[u8] {
+        &self.bytes[slot.offset as usize..][..slot.size as usize - 1]
+    }
+
+    /// Adds a key that is not there yet. All keys together must stay below 4 GiB.
+    pub fn insert(&mut self, key: &[u8], value: u32) {
+        if self.used * 2 >= self.slots.len() {
+            let larger = vec![FREE; self.slots.len() * 2];
+            for slot in std::mem::replace(&mut self.slots, larger) {
+                if slot.size != 0 {
+                    let hash = hash(self.key(slot));
+                    self.place(hash, slot);
+                }
+            }
+        }
+        let hash = hash(key);
+        let slot = Slot { tag: (hash >> 32) as u32, size: key.len() as u32 + 1, offset: self.bytes.len() as u32, value };
+        self.bytes.extend_from_slice(key);
+        self.place(hash, slot);
+        self.used += 1;
+    }
+
+    fn place(&mut self, hash: u64, slot: Slot) {
+        let mask = self.slots.len() - 1;
+        let mut i = hash as usize & mask;
+        while self.slots[i].size != 0 {
+            i = (i + 1) & mask;
+        }
+        self.slots[i] = slot;
+    }
+
+    pub fn clear(&mut self) {
+        *self = Self::new();
+    }
+}

@@ -1,0 +1,61 @@
+//! An exact, fast encoder for byte-pair tokenizers.
+//!
+//! [`Engine::from_json`] understands the common kinds of `tokenizer.json` and refuses all others with the reason. For those it
+//! takes, the ids are the ones `tokenizers` gives with `encode_special_tokens` and without a post-processor: special tokens in
+//! text are text, other added tokens match.
+//!
+//! The way of a text: added tokens are found ([`added`]), the text between is normalized if need be ([`nfc`]) and cut into
+//! pieces ([`split`], or [`sentence`] for vocabularies without a pre-tokenizer), pieces that the worker has seen come from its
+//! cache ([`cache`]), others are merged ([`merge`]).
+
+mod added;
+mod batch;
+mod bridge;
+mod bytemap;
+mod cache;
+mod load;
+mod merge;
+mod model;
+mod nfc;
+mod padded;
+mod pairs;
+mod sentence;
+mod simd;
+mod split;
+mod unicode;
+mod worker;
+
+pub use worker::Worker;
+
+use added::Matcher;
+use model::Model;
+use sentence::Sentence;
+use simd::Level;
+use split::Splitter;
+
+/// How text between added tokens is cut.
+enum Cutter {
+    Rule(Splitter),
+    Sentence(Sentence),
+}
+
+/// A tokenizer, shared by all workers.
+pub struct Engine {
+    level: Level,
+    /// Added tokens found in the text as it is.
+    raw: Option<Matcher>,
+    /// Added tokens found in normalized text.
+    normalized: Option<Matcher>,
+    nfc: bool,
+    cutter: Cutter,
+    model: Model,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("level", &self.level).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! A vocabulary and its merges, ready to encode pieces of text.
+
+use rayon::prelude::*;
+
+use super::bridge::{Bridges, Memo};
+use super::bytemap::ByteMap;
+use super::cache::{Cache, Key, SHORT};
+use super::merge::Merger;
+use super::pairs::{Merge, Pairs};
+use super::sentence::SPACE_MARK;
+use super::simd::Level;
+
+/// What a piece of text is before anything is merged.
+pub enum Alphabet {
+    /// One symbol a byte.
+    Bytes {
+        ids: [u32; 256],
+        /// Merges of two bytes (first * 256 + second).
+        merges: Vec<Merge>,
+        bridges: Bridges,
+    },
+    /// One symbol a character where the vocabulary has it, else one a byte; a space is its mark.
+    Characters { ids: std::collections::HashMap<char, u32>, bytes: [u32; 256] },
+}
+
+/// Set in [`Model::words`] for entries that only stand for a whole piece, as their merges lead elsewhere.
+const WHOLE_ONLY: u32 = 1 << 31;
+/// Ids are smaller.
+pub const MOST_IDS: u32 = WHOLE_ONLY;
+
+pub struct Model {
+    level: Level,
+    alphabet: Alphabet,
+    pairs: Pairs,
+    /// Pieces that are known to become one token.
+    words: ByteMap,
+    ignore_merges: bool,
+}
+
+/// A worker's own part: what it has learned and room for its work.
+pub struct Memory {
+    pub cache: Cache,
+    merger: Merger,
+    symbols: Vec<u32>,
+    memo: Memo,
+}
+
+impl Memory {
+    pub fn new(cache_bytes: usize) -> Self {
+        Self { cache: Cache::new(cache_bytes), merger: Merger::default(), symbols: Vec::new(), memo: Memo::default() }
+    }
+
+    /// Gives memory back after an unusually long piece.
+    pub fn shrink(&mut self, keep: usize) {
+        self.merger.shrink(keep);
+        if self.symbols.capacity() > keep {
+            self.symbols = Vec::new();
+        }
+    }
+}
+
+impl Model {
+    /// `vocabulary`: text of every entry that a piece can be, and its id.
+    pub fn new(level: Level, alphabet: Alphabet, pairs: Pairs, vocabulary: &[(Vec<u8>, u32)], ignore_merges: bool) -> Self {
+        let mut model = Self { level, alphabet, pairs, words: ByteMap::new(), ignore_merges };
+        let by_merges: Vec<bool> = vocabulary
+            .par_iter()
+            .map_init(
+                || (Merger::default(), Vec::new()),
+                |(merger, symbols), (text, id)| {
+                    model.merge(text, merger, symbols);
+                    symbols[..] == [*id]
+                },
+            )
+            .collect();
+        for ((text, id), by_merges) in vocabulary.iter().zip(by_merges) {
+            if by_merges || ignore_merges {
+                model.words.insert(text, *id | if by_merges { 0 } else { WHOLE_ONLY });
+            }
+        }
+        model
+    }
+
+    /// What the merges make of `text`.
+    fn merge(&self, text: &[u8], merger: &mut Merger, symbols: &mut Vec<u32>) {
+        symbols.clear();
+        match &self.alphabet {
+            Alphabet::Bytes { ids, merges, .. } => {
+                symbols.extend(text.iter().map(|b| ids[*b as usize]));
+                merger.merge(self.level, &self.pairs, symbols, |i| merges[(text[i] as usize) << 8 | text[i + 1] as usize]);
+            }
+            Alphabet::Characters { ids, bytes } => {
+                let text = std::str::from_utf8(text).expect("pieces of text end between characters");
+                let mut encoded = [0; 4];
+                for c in text.chars() {
+                    let c = if c == ' ' { SPACE_MARK } else { c };
+                    match ids.get(&c) {
+                        Some(id) => symbols.push(*id),
+                        None => symbols.extend(c.encode_utf8(&mut encoded).bytes().map(|b| bytes[b as usize])),
+                    }
+                }
+                let firsts: Vec<Merge> = symbols.windows(2).map(|two| self.pairs.get(two[0], two[1])).collect();
+                merger.merge(self.level, &self.pairs, symbols, |i| firsts[i]);
+            }
+        }
+    }
+
+    /// Appends the ids of a piece that has no slot with few ids in the cache.
+    #[inline(never)]
+    pub fn encode(&self, piece: &[u8], memory: &mut Memory, ids: &mut Vec<u32>) {
+        if piece.len() <= SHORT {
+            let key = Key::of(piece);
+            if !memory.cache.get(key, ids) {
+                let first = ids.len();
+                self.whole(piece, memory, ids);
+                memory.cache.insert(key, &ids[first..]);
+            }
+        } else if !memory.cache.get_long(piece, ids) {
+            let first = ids.len();
+            match &self.alphabet {
+                Alphabet::Bytes { bridges, .. } if self.words.get(piece).is_none() => {
+                    let mut at = 0;
+                    while at < piece.len() {
+                        let end = bridges.part_end(&mut memory.memo, piece, at);
+                        self.part(&piece[at..end], memory, ids);
+                        at = end;
+                    }
+                }
+                _ => self.whole(piece, memory, ids),
+            }
+            memory.cache.insert_long(piece, &ids[first..]);
+        }
+    }
+
+    fn whole(&self, piece: &[u8], memory: &mut Memory, ids: &mut Vec<u32>) {
+        match self.words.get(piece) {
+            Some(id) => ids.push(id & !WHOLE_ONLY),
+            None => self.by_merges(piece, memory, ids),
+        }
+    }
+
+    /// A part of a piece: as a piece of its own, but for entries that stand for whole pieces only.
+    fn part(&self, part: &[u8], memory: &mut Memory, ids: &mut Vec<u32>) {
+        if part.len() > SHORT {
+            return self.by_merges(part, memory, ids);
+        }
+        let key = Key::of(part);
+        let key = if self.ignore_merges { key.as_part() } else { key };
+        if !memory.cache.get(key, ids) {
+            let first = ids.len();
+            match self.words.get(part) {
+                Some(id) if id & WHOLE_ONLY == 0 => ids.push(id),
+                _ => self.by_merges(part, memory, ids),
+            }
+            memory.cache.insert(key, &ids[first..]);
+        }
+    }
+
+    fn by_merges(&self, text: &[u8], memory: &mut Memory, ids: &mut Vec<u32>) {
+        self.merge(text, &mut memory.merger, &mut memory.symbols);
+        ids.extend_from_slice(&memory.symbols);
+    }
+}

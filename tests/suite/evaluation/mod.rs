@@ -1,0 +1,8 @@
+//! Evaluation against lm-eval 0.4.13's own records (`tests/fixtures/eval`, and the whole of them where they are at hand).
+
+mod edges;
+mod execution;
+mod faults;
+mod oracle;
+mod support;
+mod user_tasks;
