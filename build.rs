@@ -21,7 +21,7 @@ fn main() {
         Ok(()) => table(&built),
         Err(why) => {
             println!("cargo::warning=built without GPU kernels ({why}; then `touch build.rs`, and build again)");
-            "const CODE_OBJECTS: &[CodeObject] = &[];\nconst KERNEL_NAMES: &[(&str, &[&str])] = &[];\n".into()
+            "const CODE_OBJECTS: &[CodeObject] = &[];\n".into()
         }
     };
     fs::write(out.join("code_objects.rs"), text).expect("writing into OUT_DIR");
@@ -54,7 +54,7 @@ fn compile(kernels: &Path, built: &Path) -> Result<(), String> {
     panic!("compiling the kernels: {said}{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The code objects, and the kernels that each source defines.
+/// The code objects, and the kernels in each.
 fn table(built: &Path) -> String {
     let mut objects: Vec<PathBuf> = fs::read_dir(built)
         .expect("the folder of the code objects")
@@ -64,23 +64,17 @@ fn table(built: &Path) -> String {
         .collect();
     objects.sort();
     let mut text = String::from("const CODE_OBJECTS: &[CodeObject] = &[\n");
-    let mut names = Vec::new();
     for object in &objects {
         let stem = object.file_stem().and_then(|s| s.to_str()).expect("a name in UTF-8");
         let (name, arch) = stem.rsplit_once('.').expect("NAME.ARCH.co");
-        let _ = writeln!(text, "    CodeObject {{ arch: {arch:?}, name: {name:?}, image: include_bytes!({object:?}) }},");
-        names.push(name.to_string());
-    }
-    text += "];\nconst KERNEL_NAMES: &[(&str, &[&str])] = &[\n";
-    names.sort();
-    names.dedup();
-    for name in names {
-        let _ = writeln!(text, "    ({name:?}, &{:?}),", kernels_of(&built.join(format!("{name}.gfx942.co.log"))));
+        let kernels = kernels_of(&object.with_extension("co.log"));
+        let image = format!("include_bytes!({object:?})");
+        let _ = writeln!(text, "    CodeObject {{ arch: {arch:?}, name: {name:?}, kernels: &{kernels:?}, image: {image} }},");
     }
     text + "];\n"
 }
 
-/// Names of the kernels of a source. Macros may make them, so the compiler's report is what is read.
+/// Names of the kernels of a code object. Macros may make them, so the compiler's report is what is read.
 fn kernels_of(report: &Path) -> Vec<String> {
     let report = fs::read_to_string(report).unwrap_or_default();
     let mut found: Vec<String> = report

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Compiles the kernels with a stock clang, without ROCm: kernels/build.sh [folder for what is built]
+# Only says which clang that would be: kernels/build.sh --which
 #
 #   ARCHS="gfx942 gfx90a"   architectures; by default these, and gfx950 where the compiler knows it
 #   CLANG=clang-19          compiler
@@ -8,8 +9,6 @@
 # or uses scratch memory, since either means traffic to HBM that nobody planned.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:-$here/build}
-mkdir -p "$out"
 
 clang=${CLANG:-}
 if [ -z "$clang" ]; then
@@ -18,6 +17,12 @@ if [ -z "$clang" ]; then
     done
 fi
 [ -n "$clang" ] || { echo "error: no clang that compiles for AMD; on Debian: apt install clang-19 lld-19" >&2; exit 1; }
+if [ "${1:-}" = --which ]; then
+    echo "$clang"
+    exit
+fi
+out=${1:-$here/build}
+mkdir -p "$out"
 
 flags=(-x hip --cuda-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -std=c++17 -O3 -fno-strict-aliasing -mcode-object-version=5
        -Wall -Wextra -Werror -Wno-unused-function -Wno-pass-failed -Rpass-analysis=kernel-resource-usage)

@@ -19,23 +19,13 @@ static constexpr float LN2 = 0.693147180559945f;
 
 /// Row i of `out` = row `rows[i]` of `y`. A work-group a row.
 ZK_KERNEL(head_gather, TILE_ITEMS, const float* y, const int* rows, float* out, int width) {
-    const int i = zk_bid_x(), row = uniform(rows[i]);
-    for (int j = zk_tid() * 4; j < width; j += TILE_ITEMS * 4) {
-        float v[4];
-        read4(y + (long)row * width + j, width - j, v);
-        write4(out + (long)i * width + j, width - j, v);
-    }
+    copy_row(y + (long)uniform(rows[zk_bid_x()]) * width, out + (long)zk_bid_x() * width, width);
 }
 ZK_DEFINE_CPU_ENTRY(head_gather, TILE_ITEMS)
 
 /// The reverse.
 ZK_KERNEL(head_scatter, TILE_ITEMS, const float* x, const int* rows, float* out, int width) {
-    const int i = zk_bid_x(), row = uniform(rows[i]);
-    for (int j = zk_tid() * 4; j < width; j += TILE_ITEMS * 4) {
-        float v[4];
-        read4(x + (long)i * width + j, width - j, v);
-        write4(out + (long)row * width + j, width - j, v);
-    }
+    copy_row(x + (long)zk_bid_x() * width, out + (long)uniform(rows[zk_bid_x()]) * width, width);
 }
 ZK_DEFINE_CPU_ENTRY(head_scatter, TILE_ITEMS)
 

@@ -104,12 +104,7 @@ PERMUTE(experts_permute_f32_f32, float, float)
 
 /// The reverse: row `order[i]` of `out` = row i of `x`.
 ZK_KERNEL(experts_unpermute_f32, TILE_ITEMS, const float* x, const int* order, float* out, int width) {
-    const int i = zk_bid_x(), token = uniform(order[i]);
-    for (int j = zk_tid() * 4; j < width; j += TILE_ITEMS * 4) {
-        float v[4];
-        read4(x + (long)i * width + j, width - j, v);
-        write4(out + (long)token * width + j, width - j, v);
-    }
+    copy_row(x + (long)zk_bid_x() * width, out + (long)uniform(order[zk_bid_x()]) * width, width);
 }
 ZK_DEFINE_CPU_ENTRY(experts_unpermute_f32, TILE_ITEMS)
 

@@ -177,6 +177,15 @@ ZK_DEV void write4(bf16_t* p, int n, const float (&x)[4]) {
     }
 }
 
+/// A row of `width` numbers, copied by the whole work-group.
+ZK_DEV void copy_row(const float* from, float* to, int width) {
+    for (int j = zk_tid() * 4; j < width; j += TILE_ITEMS * 4) {
+        float v[4];
+        read4(from + j, width - j, v);
+        write4(to + j, width - j, v);
+    }
+}
+
 /// Sums of one lane as an array.
 ZK_DEV void sums(const zk_acc& c, float (&x)[4]) {
     for (int e = 0; e < 4; e++) x[e] = zk_acc_get(c, e);

@@ -9,14 +9,7 @@ if ! cargo --version >/dev/null 2>&1; then
     exit 1
 fi
 
-# Whether some clang compiles for AMD, and a linker and a disassembler stand beside it.
-knows_amd() {
-    for c in clang-22 clang-20 clang-19 clang /opt/rocm/llvm/bin/clang; do
-        if command -v "$c" >/dev/null 2>&1 && "$c" --print-targets 2>/dev/null | grep -q amdgcn; then return 0; fi
-    done
-    return 1
-}
-if ! knows_amd && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" -eq 0 ]; then
+if ! "$(dirname "$0")/../kernels/build.sh" --which >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" -eq 0 ]; then
     echo "installing a compiler for the GPU kernels: clang-19, lld-19, llvm-19"
     export DEBIAN_FRONTEND=noninteractive
     { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-19 lld-19 llvm-19; } ||

@@ -310,7 +310,7 @@ fn ensure_space(dir: &Path, tensors: &[TensorInfo]) -> Result<()> {
 }
 
 /// Bytes that this user may still write on a folder's file system.
-pub(super) fn free_bytes(dir: &Path) -> Result<u64> {
+pub fn free_bytes(dir: &Path) -> Result<u64> {
     let path = CString::new(dir.as_os_str().as_bytes()).context("a path with a NUL byte")?;
     // SAFETY: `path` is a C string, and `stat` is only read after the call that fills it has succeeded.
     unsafe {

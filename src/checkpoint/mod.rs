@@ -36,7 +36,7 @@ mod stream;
 mod write;
 
 pub use bits::Bits;
-pub use commit::{SaveOptions, Saved, save, save_slices};
+pub use commit::{SaveOptions, Saved, free_bytes, save, save_slices};
 pub use layout::{Dtype, TensorInfo};
 pub use locate::{Found, latest_valid, list, locate};
 pub use manifest::{Contents, Entry, FileEntry, Manifest, Meta, Part, model_hash};

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Finding, Topic};
+use super::{Finding, Topic, gib};
+use crate::checkpoint::free_bytes;
 
 /// Bytes written and synced to see how fast that is.
 const SAMPLE_BYTES: usize = 64 << 20;
@@ -17,10 +18,9 @@ const SAMPLE_BYTES: usize = 64 << 20;
 pub fn examine(dir: &Path) -> Result<Vec<Finding>> {
     ensure!(dir.is_dir(), "{} is no folder: name one where runs are to write, with --dir", dir.display());
     let line = |what: &str, found: String| Finding::new(Topic::Files, what, found);
-    let mut out = vec![line(
-        "folder",
-        format!("{} on {}", dir.display(), kind(dir).unwrap_or_else(|| "a file system that does not say".into())),
-    )];
+    let kind = kind(dir).unwrap_or("a file system that does not say");
+    let free = free_bytes(dir).map_or_else(|_| "unknown space".into(), gib);
+    let mut out = vec![line("folder", format!("{} on {kind}, {free} free", dir.display()))];
     let folder = match tempfile::Builder::new().prefix(".zaya-doctor-").tempdir_in(dir) {
         Ok(folder) => folder,
         Err(e) => {
@@ -83,8 +83,8 @@ fn write_rate(path: &Path) -> Result<f64> {
     Ok(SAMPLE_BYTES as f64 / began.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// The file system's kind and free space.
-fn kind(dir: &Path) -> Option<String> {
+/// The file system's kind.
+fn kind(dir: &Path) -> Option<&'static str> {
     let path = CString::new(dir.as_os_str().as_bytes()).ok()?;
     // SAFETY: `path` is a C string, and `stat` a place for the answer, which is only read after the call has succeeded.
     let stat = unsafe {
@@ -106,6 +106,5 @@ fn kind(dir: &Path) -> Option<String> {
         0x794C_7630 => "overlayfs",
         _ => "another file system",
     };
-    let free = stat.f_bavail as f64 * stat.f_bsize as f64 / (1u64 << 30) as f64;
-    Some(format!("{name}, {free:.1} GiB free"))
+    Some(name)
 }

@@ -5,7 +5,7 @@ use std::fs;
 use hip_sys::{Hip, HipBlasLt};
 use rccl_sys::Rccl;
 
-use super::{Finding, Topic};
+use super::{Finding, Topic, gib};
 use crate::tensor::hip::architectures;
 
 pub fn examine() -> Vec<Finding> {
@@ -66,7 +66,7 @@ fn of_device(hip: &'static Hip, device: i32, kernels: &[&str]) -> Finding {
         properties.name(),
         arch.clone(),
         format!("{} compute units", properties.compute_units()),
-        format!("{:.0} GiB", properties.memory_bytes() as f64 / (1u64 << 30) as f64),
+        gib(properties.memory_bytes() as u64),
     ];
     if let Ok(address) = hip.pci_bus_id(device) {
         let node = fs::read_to_string(format!("/sys/bus/pci/devices/{}/numa_node", address.to_lowercase()));

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Finding, Topic};
+use super::{Finding, Topic, gib};
 use crate::machine;
 use crate::parallel::launch;
 use crate::tensor::cpu::level::Level;
@@ -22,7 +22,6 @@ pub fn examine() -> Vec<Finding> {
                 .advise("no AVX512-BF16: train.precision = \"f32\" is the faster one on this processor"),
         },
     ];
-    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
     let memory = match (cpu.memory_bytes, machine::available_memory()) {
         (Some(all), Some(free)) => format!("{}, {} of it available", gib(all), gib(free)),
         (Some(all), None) => gib(all),

@@ -49,6 +49,10 @@ impl Finding {
     }
 }
 
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
 /// Looks at everything. `dir`: where runs would write; a folder that is there. Nothing stays behind in it.
 ///
 /// # Errors

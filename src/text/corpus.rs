@@ -58,6 +58,8 @@ pub struct Batch {
 const BATCH_BYTES: usize = 4 << 20;
 /// ... or this many records.
 const BATCH_RECORDS: usize = 8192;
+/// Bytes read, and decompressed, at a time.
+const BUFFER_BYTES: usize = 1 << 18;
 
 /// The name without `.gz` or `.zst`, and what was there.
 fn split_compression(path: &Path) -> (PathBuf, Compression) {
@@ -165,15 +167,23 @@ impl<R: Read> Read for Counted<R> {
 
 fn open(input: &Input, count: Arc<AtomicU64>) -> Result<Box<dyn BufRead>> {
     let file = File::open(&input.path).map_err(|e| bad_input(format!("input {} cannot be read: {e}", input.path.display())))?;
-    let file = BufReader::with_capacity(1 << 18, Counted { inner: file, count });
-    Ok(match split_compression(&input.path).1 {
+    Ok(unpacked(&input.path, Counted { inner: file, count })?)
+}
+
+/// What a file holds, decompressed on the way if its name says so.
+///
+/// # Errors
+/// When the decompressor cannot be set up. What is damaged or cut off is found while reading.
+pub fn unpacked(path: &Path, file: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
+    let file = BufReader::with_capacity(BUFFER_BYTES, file);
+    Ok(match split_compression(path).1 {
         Compression::None => Box::new(file),
-        Compression::Gzip => Box::new(BufReader::with_capacity(1 << 18, flate2::bufread::MultiGzDecoder::new(file))),
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, flate2::bufread::MultiGzDecoder::new(file))),
         Compression::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(file)?;
             // `zstd --long=31` is the largest window there is.
             decoder.window_log_max(31)?;
-            Box::new(BufReader::with_capacity(1 << 18, decoder))
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))
         }
     })
 }

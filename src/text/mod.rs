@@ -13,7 +13,7 @@ pub mod vocab;
 
 pub use encoder::{Encoder, Eod};
 
-/// SHA-256 of bytes, in hexadecimal: how a tokenizer file is told from another.
+/// SHA-256 of bytes, in hexadecimal: how a tokenizer file, or a document, is told from another.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()

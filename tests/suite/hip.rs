@@ -10,9 +10,11 @@ use candle_core::{Device, Tensor};
 use crate::fixtures::{error, host};
 use crate::program::zaya as program;
 
-/// Where cargo has put the software GPU's library, which is a dependency of the tests: beside their executable.
-fn software_gpu() -> PathBuf {
-    let path = std::env::current_exe().unwrap().with_file_name("libswgpu.so");
+/// Where cargo has put the software GPU's library, which is a dependency of the tests: beside their executable. `ZAYA_HIP_LIB` names
+/// another.
+pub fn software_gpu() -> PathBuf {
+    let beside = || std::env::current_exe().unwrap().with_file_name("libswgpu.so");
+    let path = std::env::var_os("ZAYA_HIP_LIB").map_or_else(beside, PathBuf::from);
     assert!(path.is_file(), "the software GPU is not at {}", path.display());
     path
 }

@@ -66,7 +66,8 @@ impl CodeRunner for Sandbox {
         let Some(python) = &self.python else { return Ok(Verdict::NoPython) };
         let scratch = tempfile::Builder::new().prefix("zaya-code-").tempdir_in(&self.folder);
         let scratch = scratch.context("making a temporary folder for a generated program")?;
-        let token = uuid();
+        // Nothing that a program can guess.
+        let token = uuid::Uuid::new_v4().simple().to_string();
         let job = serde_json::json!({"candidate": candidate, "check": check, "token": token});
         std::fs::write(scratch.path().join("job.json"), job.to_string()).context("writing a generated program")?;
         let (mut verdict_end, child_end) = pipe()?;
@@ -98,19 +99,6 @@ impl Ended {
             Ended::Signal(_) => Verdict::Crash,
         }
     }
-}
-
-/// A token that a program cannot guess.
-fn uuid() -> String {
-    let mut bytes = [0u8; 16];
-    let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
-    if read.is_err() {
-        // Unpredictable enough for one process: no program sees the address of our stack or the clock at its start.
-        let seed =
-            (&raw const bytes as usize as u128) ^ Instant::now().elapsed().as_nanos() ^ (u128::from(std::process::id()) << 64);
-        bytes = seed.to_le_bytes();
-    }
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn pipe() -> Result<(File, OwnedFd)> {

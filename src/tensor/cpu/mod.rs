@@ -29,6 +29,7 @@ use anyhow::{Context, Result, ensure};
 use rayon::prelude::*;
 
 use super::backend::*;
+use super::rope::Tables;
 use super::trace::{self, VerbSpan};
 use super::work::{self, Work};
 use arena::{Arena, ArenaUse, Block, Element};
@@ -45,7 +46,7 @@ pub struct Cpu {
     head: Core,
     packing: Packing,
     arena: Arc<Arena>,
-    rope: Arc<cca::RopeTables>,
+    rope: Arc<Tables<cca::RopeTable>>,
 }
 
 impl Default for Cpu {

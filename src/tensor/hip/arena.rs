@@ -26,18 +26,6 @@ struct Inner {
     /// Declared first, for nothing may outlive the memory it names.
     places: Places,
     regions: Vec<DeviceBuffer>,
-    peak: usize,
-}
-
-/// What an arena has done so far, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ArenaUse {
-    /// Taken from the device.
-    pub reserved: usize,
-    /// Most in use at a time.
-    pub peak: usize,
-    /// How often the device was asked.
-    pub regions: usize,
 }
 
 /// A stretch of device memory. Holds whatever was there before.
@@ -53,24 +41,10 @@ impl Arena {
         Arc::new(Self { library, inner: Mutex::default() })
     }
 
-    pub fn usage(&self) -> ArenaUse {
-        let inner = self.lock();
-        ArenaUse { reserved: inner.regions.iter().map(DeviceBuffer::bytes).sum(), peak: inner.peak, regions: inner.regions.len() }
-    }
-
-    /// Takes `bytes` from the device now, so that blocks of them need not ask for more.
-    ///
-    /// # Errors
-    /// When the device has no room.
-    pub fn reserve(&self, bytes: usize) -> Result<()> {
-        let mut inner = self.lock();
-        if inner.places.has_room(bytes) { Ok(()) } else { inner.grow(self.library, lines(bytes)) }
-    }
-
     /// A block of `bytes`.
     ///
     /// # Errors
-    /// When the device has no room; [`is_out_of_memory`] tells.
+    /// When the device has no room.
     pub fn block(self: &Arc<Self>, bytes: usize) -> Result<Block> {
         let mut inner = self.lock();
         let address = match inner.places.take(lines(bytes)) {
@@ -80,7 +54,6 @@ impl Arena {
                 inner.places.take(lines(bytes)).context("a region just taken has no room")?
             }
         };
-        inner.peak = inner.peak.max(inner.places.used());
         Ok(Block { arena: self.clone(), address, bytes })
     }
 
@@ -88,11 +61,6 @@ impl Arena {
         // Nothing panics while holding the lock with the lists in disorder.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether the device had no room.
-pub fn is_out_of_memory(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|e| e.downcast_ref::<hip_sys::Error>()).any(hip_sys::Error::is_out_of_memory)
 }
 
 /// Bytes of whole lines, at least one.

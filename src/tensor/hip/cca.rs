@@ -1,14 +1,14 @@
 //! CCA's mixer (spec 1.4): `kernels/cca_mix.zk.cpp` and `cca_mix_backward.zk.cpp`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 
 use super::host::upload_plain;
 use super::rows::address;
 use super::{Buf, Hip, Rows, int};
-use crate::tensor::backend::{CcaIn, CcaParams, CcaShape, Halo, Qkv};
-use crate::tensor::rope::inverse_frequencies;
+use crate::tensor::backend::{Batch, CcaIn, CcaParams, CcaShape, Halo, Qkv};
+use crate::tensor::rope::Span;
 
 const ITEMS: u32 = 256;
 /// Rows of a workgroup's tile in the forward, and in the gradient of the inputs (one less: the tile looks one row ahead).
@@ -18,11 +18,13 @@ const INPUT_ROWS: usize = 63;
 const WEIGHT_ROWS: usize = 64;
 const NORM_ROWS: usize = 16;
 
-/// Queries and keys before their norm, f32 `[T, C]`, and what precedes each row.
+/// What the backward needs.
 pub struct Saved {
+    /// Queries and keys before their norm, f32 `[T, C]`.
     before_norm: Buf,
-    history: Buf,
     rope: Arc<Buf>,
+    /// The second convolution's weights, packed for the backward.
+    weights: Buf,
 }
 
 /// Widths derived from the shape.
@@ -56,42 +58,29 @@ fn names(head_dim: usize) -> Result<[&'static str; 3]> {
     })
 }
 
-/// What a table of angles is of.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Key {
-    rotary_dim: usize,
-    theta: f64,
-    past: usize,
-    len: usize,
-}
-
-/// The tables used last: layers of one kind share one, step after step.
-#[derive(Debug, Default)]
-pub struct RopeTables(Mutex<Vec<(Key, Arc<Buf>)>>);
-
-/// Kinds of layers times lengths of sequences (training, validation) that are kept.
-const KEPT: usize = 4;
-
-impl RopeTables {
-    /// Cosines and sines of the angles of all positions that `rows` can have, `[positions, rotary_dim]`: half cosines, then sines.
-    fn get(&self, hip: &Hip, shape: &CcaShape, rows: &Rows) -> Result<Arc<Buf>> {
-        let (past, len) = (rows.past, rows.keys() - rows.past);
-        let key = Key { rotary_dim: shape.rotary_dim, theta: shape.rope_theta, past, len };
-        let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, table)) = tables.iter().find(|(k, _)| *k == key) {
-            return Ok(table.clone());
-        }
-        let frequencies = inverse_frequencies(key.rotary_dim, key.theta);
-        let mut numbers = Vec::with_capacity(len * key.rotary_dim);
-        for position in past..past + len {
+/// Cosines and sines of the angles of all positions that `rows` can have, `[positions, rotary_dim]`: half cosines, then sines.
+fn rope(hip: &Hip, shape: &CcaShape, rows: &Rows) -> Result<Arc<Buf>> {
+    let span = Span::of(shape, rows.past, rows.keys());
+    hip.inner.rope.get(span, || {
+        let frequencies = span.inverse_frequencies();
+        let mut numbers = Vec::with_capacity(span.len * span.rotary_dim);
+        for position in span.past..span.past + span.len {
             numbers.extend(frequencies.iter().map(|f| (position as f32 * f).cos()));
             numbers.extend(frequencies.iter().map(|f| (position as f32 * f).sin()));
         }
-        let table = Arc::new(upload_plain(hip, &numbers)?);
-        tables.truncate(KEPT - 1);
-        tables.insert(0, (key, table.clone()));
-        Ok(table)
-    }
+        upload_plain(hip, &numbers)
+    })
+}
+
+/// What precedes each row of a micro-batch, the same for all layers: i32 `[T, 4]`. `chunk_start`: of chunks.
+pub fn history(hip: &Hip, b: &Batch, doc_start: Option<&Buf>, chunk_start: Option<&Buf>) -> Result<Buf> {
+    let tokens = b.tokens();
+    let mut history = hip.f32s(tokens, 4)?;
+    launch!(
+        hip, "cca_mix_history", [tokens.div_ceil(256)], ITEMS;
+        address(doc_start), address(chunk_start), history.at_mut(), int(tokens), int(b.seq),
+    )?;
+    Ok(history)
 }
 
 /// The second convolution's weights as its products read them: bf16, for the forward and for the backward.
@@ -127,26 +116,22 @@ pub fn forward(
     check_halo(rows, &dims, &halo)?;
     let (q, k) = (hip.as_f32(x.q)?, hip.as_f32(x.k)?);
     let (current, delayed) = (hip.as_f32(x.v_current)?, hip.as_f32(x.v_delayed)?);
-    let mut history = hip.f32s(tokens, 4)?;
-    launch!(
-        hip, "cca_mix_history", [tokens.div_ceil(256)], ITEMS;
-        address(rows.doc_start.as_ref()), address(rows.chunks.as_ref().map(|c| &c.start)), history.at_mut(), int(tokens), int(rows.seq),
-    )?;
-    let rope = hip.inner.rope.get(hip, &shape, rows)?;
-    let [weights, _] = packed(hip, &shape, p.conv1_weight)?;
+    let history = rows.history.at();
+    let rope = rope(hip, &shape, rows)?;
+    let [weights, weights_back] = packed(hip, &shape, p.conv1_weight)?;
     let (mut out_q, mut out_k) = (hip.bf16s(tokens, dims.q)?, hip.bf16s(tokens, dims.k)?);
     let (mut out_v, mut before_norm) = (hip.bf16s(tokens, dims.k)?, hip.f32s(tokens, dims.channels)?);
     launch!(
         hip, name, [tokens.div_ceil(TILE_ROWS), shape.num_kv_heads], ITEMS;
-        q.at(), k.at(), address(halo.map(|h| h.q)), address(halo.map(|h| h.k)), p.conv0_weight.at(), p.conv0_bias.at(), history.at(),
+        q.at(), k.at(), address(halo.map(|h| h.q)), address(halo.map(|h| h.k)), p.conv0_weight.at(), p.conv0_bias.at(), history,
         int(tokens), int(shape.num_query_heads), int(shape.num_kv_heads), weights.at(), p.conv1_bias.at(), p.temp.at(), rope.at(),
         int(shape.rotary_dim), out_q.at_mut(), out_k.at_mut(), before_norm.at_mut(),
     )?;
     launch!(
         hip, "cca_mix_values_fwd", [(tokens * dims.k).div_ceil(256)], ITEMS;
-        current.at(), delayed.at(), address(halo.map(|h| h.v_delayed)), history.at(), out_v.at_mut(), int(tokens), int(dims.k),
+        current.at(), delayed.at(), address(halo.map(|h| h.v_delayed)), history, out_v.at_mut(), int(tokens), int(dims.k),
     )?;
-    Ok((Qkv { q: out_q, k: out_k, v: out_v }, Saved { before_norm, history, rope }))
+    Ok((Qkv { q: out_q, k: out_k, v: out_v }, Saved { before_norm, rope, weights: weights_back }))
 }
 
 #[allow(clippy::too_many_arguments, clippy::type_complexity)]
@@ -166,8 +151,7 @@ pub fn backward(
     let (q, k) = (hip.as_f32(x.q)?, hip.as_f32(x.k)?);
     let (dq, dk, dv) = (hip.as_f32(d.q)?, hip.as_f32(d.k)?, hip.as_f32(d.v)?);
     let (heads, kv_heads, head_dim) = (int(shape.num_query_heads), int(shape.num_kv_heads), int(shape.head_dim));
-    let (history, rotary) = (saved.history.at(), int(shape.rotary_dim));
-    let [_, weights] = packed(hip, &shape, p.conv1_weight)?;
+    let (history, rotary) = (rows.history.at(), int(shape.rotary_dim));
 
     let norm_blocks = tokens.div_ceil(NORM_ROWS);
     let mut dy = hip.f32s(tokens, dims.channels)?;
@@ -190,7 +174,7 @@ pub fn backward(
     launch!(
         hip, of_input, [input_blocks, shape.num_kv_heads], ITEMS;
         q.at(), k.at(), halo_q, halo_k, p.conv0_weight.at(), p.conv0_bias.at(), history, int(tokens), heads, kv_heads,
-        weights.at(), dy.at(), dx_q.at_mut(), dx_k.at_mut(), input_partial.at_mut(),
+        saved.weights.at(), dy.at(), dx_q.at_mut(), dx_k.at_mut(), input_partial.at_mut(),
     )?;
     let weight_blocks = tokens.div_ceil(WEIGHT_ROWS);
     let mut weight_partial = hip.f32s(weight_blocks, dims.channels * 2 * shape.head_dim)?;

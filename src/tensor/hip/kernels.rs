@@ -11,6 +11,8 @@ struct CodeObject {
     arch: &'static str,
     /// Of its source.
     name: &'static str,
+    /// What the kernels in it are called.
+    kernels: &'static [&'static str],
     image: &'static [u8],
 }
 
@@ -55,7 +57,7 @@ impl Kernels {
         for object in CODE_OBJECTS.iter().filter(|c| c.arch == arch) {
             let module =
                 Module::load(library, object.image).with_context(|| format!("loading the kernels of {}", object.name))?;
-            for name in KERNEL_NAMES.iter().filter(|(of, _)| *of == object.name).flat_map(|(_, names)| *names) {
+            for name in object.kernels {
                 let function = module.function(name).with_context(|| format!("looking for kernel {name} of {}", object.name))?;
                 kernels.insert(*name, Kernel { function, launches: AtomicU64::new(0) });
             }

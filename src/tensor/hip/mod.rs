@@ -31,8 +31,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use hip_sys::{Hip as Library, Stream};
 
 use super::backend::*;
+use super::rope::Tables;
 use arena::Arena;
-pub use arena::{ArenaUse, is_out_of_memory};
 pub use buf::{Buf, Kind};
 use kernels::Kernels;
 pub use kernels::architectures;
@@ -49,7 +49,7 @@ struct Inner {
     stream: Stream,
     kernels: Kernels,
     products: Products,
-    rope: cca::RopeTables,
+    rope: Tables<Buf>,
     arena: Arc<Arena>,
 }
 
@@ -86,19 +86,6 @@ impl Hip {
         let arena = Arena::new(library);
         let (products, rope) = (Products::open()?, Default::default());
         Ok(Self { inner: Arc::new(Inner { stream, kernels, products, rope, arena }) })
-    }
-
-    /// Working memory, so far.
-    pub fn arena_use(&self) -> ArenaUse {
-        self.inner.arena.usage()
-    }
-
-    /// Takes working memory from the device now.
-    ///
-    /// # Errors
-    /// When it has no room.
-    pub fn reserve(&self, bytes: usize) -> Result<()> {
-        self.inner.arena.reserve(bytes)
     }
 
     /// How often each kernel was launched, by name.

@@ -1,6 +1,6 @@
 //! Residual merge and RMSNorm (spec 1.3, 1.5): `kernels/residual_norm.zk.cpp`.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::rows::address;
 use super::{Buf, Hip, int};
@@ -9,26 +9,19 @@ use crate::tensor::backend::{Merge, ResidualNorm};
 /// Rows that one workgroup of the backward sums gradients of parameters over.
 const ROWS_PER_BLOCK: usize = 16;
 
-/// Kernel name's end and work-items for a width.
-fn variant(d: usize) -> Result<(usize, u32)> {
-    let widths = [(512, 256), (2048, 256), (4096, 512)];
-    let found = widths.into_iter().find(|(most, _)| d <= *most);
-    found.ok_or_else(|| anyhow::anyhow!("the HIP kernels norm rows of at most 4096 numbers, not {d}"))
+/// Kernels for rows of at most so many numbers, and their work-items.
+struct Variant {
+    forward: &'static str,
+    backward: &'static str,
+    items: u32,
 }
 
-fn forward_name(d: usize) -> Result<(&'static str, u32)> {
-    Ok(match variant(d)? {
-        (512, items) => ("residual_norm_fwd_512", items),
-        (2048, items) => ("residual_norm_fwd_2048", items),
-        (_, items) => ("residual_norm_fwd_4096", items),
-    })
-}
-
-fn backward_name(d: usize) -> Result<(&'static str, u32)> {
-    Ok(match variant(d)? {
-        (512, items) => ("residual_norm_bwd_512", items),
-        (2048, items) => ("residual_norm_bwd_2048", items),
-        (_, items) => ("residual_norm_bwd_4096", items),
+fn variant(d: usize) -> Result<Variant> {
+    Ok(match d {
+        0..=512 => Variant { forward: "residual_norm_fwd_512", backward: "residual_norm_bwd_512", items: 256 },
+        513..=2048 => Variant { forward: "residual_norm_fwd_2048", backward: "residual_norm_bwd_2048", items: 256 },
+        2049..=4096 => Variant { forward: "residual_norm_fwd_4096", backward: "residual_norm_bwd_4096", items: 512 },
+        _ => bail!("the HIP kernels norm rows of at most 4096 numbers, not {d}"),
     })
 }
 
@@ -37,9 +30,9 @@ pub fn forward(hip: &Hip, x: &Buf, weight: &Buf, eps: f64) -> Result<(Buf, Buf)>
     let x = hip.as_f32(x)?;
     let (rows, d) = (x.rows(), x.cols());
     let (mut h, mut inv) = (hip.bf16s(rows, d)?, hip.f32s(rows, 1)?);
-    let (name, items) = forward_name(d)?;
+    let v = variant(d)?;
     let none = address(None);
-    launch!(hip, name, [rows], items; none, x.at(), none, none, none, none, weight.at(), none.cast_mut(), h.at_mut(), inv.at_mut(), int(d), eps as f32)?;
+    launch!(hip, v.forward, [rows], v.items; none, x.at(), none, none, none, none, weight.at(), none.cast_mut(), h.at_mut(), inv.at_mut(), int(d), eps as f32)?;
     Ok((h, inv))
 }
 
@@ -54,9 +47,9 @@ pub fn merge_forward(hip: &Hip, branch: &Buf, stream: &Buf, p: Merge<&Buf>, norm
         branch.cols()
     );
     let (mut y, mut h, mut inv) = (hip.f32s(rows, d)?, hip.bf16s(rows, d)?, hip.f32s(rows, 1)?);
-    let (name, items) = forward_name(d)?;
+    let v = variant(d)?;
     launch!(
-        hip, name, [rows], items;
+        hip, v.forward, [rows], v.items;
         branch.at(), stream.at(), p.branch_scale.at(), p.branch_bias.at(), p.stream_scale.at(), p.stream_bias.at(), norm.at(),
         y.at_mut(), h.at_mut(), inv.at_mut(), int(d), eps as f32,
     )?;
@@ -70,10 +63,10 @@ pub fn backward(hip: &Hip, x: &Buf, weight: &Buf, inv: &Buf, dh: &Buf, d_weight:
     let mut dx = hip.f32s(rows, d)?;
     let blocks = rows.div_ceil(ROWS_PER_BLOCK);
     let mut partial = hip.f32s(blocks, d)?;
-    let (name, items) = backward_name(d)?;
+    let v = variant(d)?;
     let none = address(None);
     launch!(
-        hip, name, [blocks], items;
+        hip, v.backward, [blocks], v.items;
         none, x.at(), none, none, none, none, weight.at(), inv.at(), dh.at(), none, none.cast_mut(), dx.at_mut(), partial.at_mut(),
         int(rows), int(d), int(ROWS_PER_BLOCK),
     )?;
@@ -98,10 +91,10 @@ pub fn merge_backward(
     let (mut d_branch, mut d_stream) = (hip.bf16s(rows, d)?, hip.f32s(rows, d)?);
     let blocks = rows.div_ceil(ROWS_PER_BLOCK);
     let mut partial = hip.f32s(4 * blocks, d)?;
-    let (name, items) = backward_name(d)?;
+    let v = variant(d)?;
     let p = x.p;
     launch!(
-        hip, name, [blocks], items;
+        hip, v.backward, [blocks], v.items;
         branch.at(), stream.at(), p.branch_scale.at(), p.branch_bias.at(), p.stream_scale.at(), p.stream_bias.at(), x.norm.at(),
         x.saved.at(), dh.at(), dy.as_ref().map_or(address(None), |dy| dy.at()), d_branch.at_mut(), d_stream.at_mut(),
         partial.at_mut(), int(rows), int(d), int(ROWS_PER_BLOCK),

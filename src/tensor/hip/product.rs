@@ -54,11 +54,10 @@ pub enum Form {
     Tn,
 }
 
-/// Kinds of the operands and of the result.
+/// Kinds of the operands; the result is f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Numbers {
     Bf16ToF32,
-    Bf16ToBf16,
     F32ToF32,
 }
 
@@ -115,9 +114,8 @@ impl Gemm {
         if splits == 1 {
             return Ok(());
         }
-        let reduce = if self.numbers == Numbers::Bf16ToBf16 { "gemm_reduce_bf16" } else { "gemm_reduce_f32" };
         let quads = m * n.div_ceil(4);
-        launch!(hip, reduce, [quads.div_ceil(256)], WORK_ITEMS; parts, c, int(m), int(n), int(ldc), int(splits), accumulate)
+        launch!(hip, "gemm_reduce_f32", [quads.div_ceil(256)], WORK_ITEMS; parts, c, int(m), int(n), int(ldc), int(splits), accumulate)
     }
 
     fn kernel(&self) -> &'static str {
@@ -125,9 +123,6 @@ impl Gemm {
             (Form::Nt, Numbers::Bf16ToF32) => "gemm_nt_bf16_f32",
             (Form::Nn, Numbers::Bf16ToF32) => "gemm_nn_bf16_f32",
             (Form::Tn, Numbers::Bf16ToF32) => "gemm_tn_bf16_f32",
-            (Form::Nt, Numbers::Bf16ToBf16) => "gemm_nt_bf16_bf16",
-            (Form::Nn, Numbers::Bf16ToBf16) => "gemm_nn_bf16_bf16",
-            (Form::Tn, Numbers::Bf16ToBf16) => "gemm_tn_bf16_bf16",
             (Form::Nt, Numbers::F32ToF32) => "gemm_nt_f32_f32",
             (Form::Nn, Numbers::F32ToF32) => "gemm_nn_f32_f32",
             (Form::Tn, Numbers::F32ToF32) => "gemm_tn_f32_f32",
@@ -150,19 +145,10 @@ impl Gemm {
 
 /// `x wᵀ` as f32: x `[T, in]`, w `[out, in]`.
 pub fn linear(hip: &Hip, x: &Buf, weight: &Buf) -> Result<Buf> {
-    linear_as(hip, x, weight, Kind::F32)
-}
-
-/// `x wᵀ`, as f32 or rounded to bf16.
-pub fn linear_as(hip: &Hip, x: &Buf, weight: &Buf, kind: Kind) -> Result<Buf> {
     ensure!(x.cols() == weight.cols(), "rows of {} numbers meet a weight of {} x {}", x.cols(), weight.rows(), weight.cols());
     let (x, weight) = (hip.as_bf16(x)?, hip.weight_bf16(weight)?);
-    let mut y = hip.matrix(x.rows(), weight.rows(), kind)?;
-    let numbers = match kind {
-        Kind::F32 => Numbers::Bf16ToF32,
-        Kind::Bf16 => Numbers::Bf16ToBf16,
-    };
-    Gemm::new(Form::Nt, numbers, x.rows(), weight.rows(), x.cols()).queue(hip, x.at(), weight.at(), y.at_mut())?;
+    let mut y = hip.f32s(x.rows(), weight.rows())?;
+    Gemm::new(Form::Nt, Numbers::Bf16ToF32, x.rows(), weight.rows(), x.cols()).queue(hip, x.at(), weight.at(), y.at_mut())?;
     Ok(y)
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::host::upload_plain;
-use super::{Buf, Hip};
+use super::{Buf, Hip, cca};
 use crate::tensor::backend::{Batch, Chunks};
 
 /// Of `batch` sequences (or chunks) of `seq` rows.
@@ -15,16 +15,16 @@ pub struct Rows {
     pub past: usize,
     /// i32 `[T]`: token of each row.
     pub ids: Buf,
-    /// i32 `[T]`: token to predict, negative = none.
-    pub labels: Buf,
-    /// Rows that have one.
-    pub labelled: usize,
+    /// Token that each row is to predict, negative = none; on the host, where rows that have one are picked. Empty = none has.
+    pub labels: Vec<i32>,
     /// u8 `[T]`: 1 = real, 0 = padding. None = all are real.
     pub valid: Option<Buf>,
     /// u8 `[batch * keys]`: the same of all keys, those of caches being real. None = all are.
     pub key_valid: Option<Buf>,
     /// i32 `[T]`: where the row's document begins, as `Batch::doc_start` says. None = one document a sequence.
     pub doc_start: Option<Buf>,
+    /// i32 `[T, 4]`: which rows CCA's convolutions look back to from each row.
+    pub history: Buf,
     pub chunks: Option<ChunkRows>,
     /// The tokens on the host, for what is sorted there.
     pub host_ids: Vec<u32>,
@@ -56,11 +56,6 @@ impl Rows {
         let marks = |x: Vec<u8>| if x.is_empty() { Ok(None) } else { upload_plain(hip, &x).map(Some) };
         let bytes = |x: &[bool]| x.iter().map(|v| u8::from(*v)).collect::<Vec<_>>();
         let of_caches = b.valid.chunks(b.seq.max(1)).flat_map(|own| std::iter::repeat_n(1, b.past).chain(bytes(own)));
-        // As in the batch, none at all means no loss.
-        let labels: Vec<i32> = match b.labels.is_empty() {
-            true => vec![-1; tokens],
-            false => b.labels.iter().map(|l| i32::try_from(*l).unwrap_or(-1)).collect(),
-        };
         let chunks = match &b.chunks {
             None => None,
             Some(plan) => Some(ChunkRows {
@@ -69,16 +64,18 @@ impl Rows {
                 plan: plan.clone(),
             }),
         };
+        let doc_start = some(b.doc_start.iter().map(|s| *s as i32).collect())?;
+        let history = cca::history(hip, b, doc_start.as_ref(), chunks.as_ref().map(|c: &ChunkRows| &c.start))?;
         Ok(Self {
             batch: b.batch,
             seq: b.seq,
             past: b.past,
             ids: upload_plain(hip, &b.ids.iter().map(|i| *i as i32).collect::<Vec<_>>())?,
-            labelled: labels.iter().filter(|l| **l >= 0).count(),
-            labels: upload_plain(hip, &labels)?,
+            labels: b.labels.iter().map(|l| i32::try_from(*l).unwrap_or(-1)).collect(),
             key_valid: marks(of_caches.collect())?,
             valid: marks(bytes(&b.valid))?,
-            doc_start: some(b.doc_start.iter().map(|s| *s as i32).collect())?,
+            doc_start,
+            history,
             chunks,
             host_ids: b.ids.clone(),
         })

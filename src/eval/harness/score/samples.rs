@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
 use super::aggregate::{self, Figure};
 use super::code::CodeRunner;
@@ -14,6 +13,7 @@ use crate::eval::harness::python::repr;
 use crate::eval::harness::request::{Asked, Response};
 use crate::eval::harness::tasks::build::Built;
 use crate::eval::harness::tasks::spec_parts::{Aggregation, MetricKind};
+use crate::text::sha256_hex;
 
 /// A metric of a task under one filter.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,9 +112,9 @@ fn record(asked: &Asked, responses: &[Response], answers: &[Answer], filter: &st
     put("filtered_resps", answers.iter().map(answer).collect::<Vec<_>>().into());
     put("filter", filter.into());
     put("metrics", scores.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>().into());
-    put("doc_hash", sha256(&dumps(&asked.doc, Style { indent: Some(2), ascii: false })).into());
-    put("prompt_hash", sha256(asked.requests.first().map_or("", |r| r.prompt())).into());
-    put("target_hash", sha256(&repr::str_of(&asked.target)).into());
+    put("doc_hash", sha256_hex(dumps(&asked.doc, Style { indent: Some(2), ascii: false }).as_bytes()).into());
+    put("prompt_hash", sha256_hex(asked.requests.first().map_or("", |r| r.prompt()).as_bytes()).into());
+    put("target_hash", sha256_hex(repr::str_of(&asked.target).as_bytes()).into());
     for (name, score) in scores {
         put(name, score.json());
     }
@@ -136,9 +136,4 @@ fn answer(answer: &Answer) -> Value {
         Answer::Text(text) => json!(text),
         Answer::Texts(texts) => json!(texts),
     }
-}
-
-/// Hexadecimal SHA-256 of a text.
-pub fn sha256(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
 }

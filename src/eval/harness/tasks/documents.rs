@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use crate::error::bad_input;
+use crate::text::corpus::unpacked;
 
 /// Folders of data files, and what was read from them.
 #[derive(Debug, Default)]
@@ -19,6 +20,8 @@ pub struct Library {
 }
 
 const FORMATS: [&str; 5] = ["jsonl", "json", "ndjson", "csv", "parquet"];
+/// Some editors put it at a file's start.
+const BOM: char = '\u{feff}';
 const PACKINGS: [&str; 3] = ["", ".zst", ".gz"];
 
 impl Library {
@@ -99,23 +102,22 @@ pub fn read(path: &Path) -> Result<Vec<Value>> {
     Ok(documents)
 }
 
-fn unpacked(path: &Path) -> Result<Box<dyn Read>> {
+fn open(path: &Path) -> Result<Box<dyn BufRead>> {
     let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-    Ok(match path.extension().and_then(|e| e.to_str()) {
-        Some("zst") => Box::new(zstd::Decoder::new(file).with_context(|| format!("reading {}", path.display()))?),
-        Some("gz") => Box::new(flate2::read::MultiGzDecoder::new(BufReader::new(file))),
-        _ => Box::new(BufReader::new(file)),
-    })
+    unpacked(path, file).with_context(|| format!("reading {}", path.display()))
 }
 
 fn text(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    unpacked(path)?.read_to_end(&mut bytes).with_context(|| format!("reading {}", path.display()))?;
-    let text = String::from_utf8(bytes).map_err(|e| {
+    open(path)?.read_to_end(&mut bytes).with_context(|| format!("reading {}", path.display()))?;
+    let mut text = String::from_utf8(bytes).map_err(|e| {
         let line = e.as_bytes()[..e.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count() + 1;
         bad_input(format!("{}:{line}: this is not UTF-8", path.display()))
     })?;
-    Ok(text.strip_prefix('\u{feff}').map_or(text.clone(), str::to_string))
+    if text.starts_with(BOM) {
+        text.drain(..BOM.len_utf8());
+    }
+    Ok(text)
 }
 
 fn json_lines(path: &Path, text: &str) -> Result<Vec<Value>> {

@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 
-use super::rope::RopeTable;
+use super::rope::{self, RopeTable};
 use super::{Dims, Direction, FirstConvolution, HeadWeights, Saved, inv_norm};
 use crate::tensor::backend::{CcaIn, CcaParams, CcaShape, Halo, Qkv};
 use crate::tensor::cpu::Cpu;
@@ -170,7 +170,7 @@ pub fn backward(
     FirstConvolution::taps(p.conv0_weight.data(), &mut taps);
     let weights = HeadWeights::pack(core, n, Direction::Backward, p.conv1_weight.data(), &mut apart, &mut weights);
     let conv = FirstConvolution::new(rows, n, x, halo, &taps, p.conv0_bias);
-    let rope = cpu.rope.get(&shape, rows);
+    let rope = rope::table(cpu, &shape, rows)?;
     let (dq, dk) = (d.q.data(), d.k.data());
     let finish = Finish { n, rows, rope: &rope, q: &saved.q, k: &saved.k, temp: p.temp.data(), dq, dk };
     let dv = d.v.data();

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Dims, Direction, FirstConvolution, HeadWeights, Saved, inv_norm};
+use super::{Dims, Direction, FirstConvolution, HeadWeights, Saved, inv_norm, rope};
 use crate::tensor::backend::{CcaIn, CcaParams, CcaShape, Halo, Qkv};
 use crate::tensor::cpu::Cpu;
 use crate::tensor::cpu::buf::Buf;
@@ -35,7 +35,7 @@ pub fn forward(
     FirstConvolution::taps(p.conv0_weight.data(), &mut taps);
     let weights = HeadWeights::pack(core, n, Direction::Forward, p.conv1_weight.data(), &mut apart, &mut weights);
     let conv = FirstConvolution::new(rows, n, x, halo, &taps, p.conv0_bias);
-    let rope = cpu.rope.get(&shape, rows);
+    let rope = rope::table(cpu, &shape, rows)?;
     let (bias, temp) = (p.conv1_bias.data(), p.temp.data());
     let (q0, k0, v_current, v_delayed) = (x.q.data(), x.k.data(), x.v_current.data(), x.v_delayed.data());
     let (all_q, all_k, all_v) = (Shared::new(out.q.data_mut()), Shared::new(out.k.data_mut()), Shared::new(out.v.data_mut()));

@@ -16,7 +16,7 @@ mod tests;
 
 pub use backward::backward;
 pub use forward::forward;
-pub use rope::RopeTables;
+pub use rope::RopeTable;
 
 use super::arena::Block;
 use super::buf::Buf;

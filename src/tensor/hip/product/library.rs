@@ -8,7 +8,7 @@ use hip_sys::Error;
 use hip_sys::hipblaslt::ffi::{HIP_R_16BF, HIP_R_32F, HIPBLAS_COMPUTE_32F, HIPBLAS_STATUS_NOT_SUPPORTED};
 use hip_sys::hipblaslt::{Algorithm, Handle, HipBlasLt, Layout, Layouts, Operands, Preference, Product};
 
-use super::{Form, Gemm, Numbers};
+use super::{Form, Gemm};
 use crate::tensor::hip::{Hip, Kind};
 
 /// Most workspace that an algorithm may ask for, in bytes.
@@ -84,7 +84,6 @@ impl Library {
 
     fn find(&self, gemm: Gemm) -> Result<Option<Plan>, Error> {
         let Gemm { form, m, n, k, strides: [lda, ldb, ldc], .. } = gemm;
-        let result = if gemm.numbers == Numbers::Bf16ToBf16 { HIP_R_16BF } else { HIP_R_32F };
         // A row-major [rows, cols] matrix is a column-major [cols, rows] one.
         let layout = |kind, [rows, cols]: [usize; 2], stride: usize| {
             Layout::new(self.library, kind, cols as u64, rows as u64, stride as i64)
@@ -92,7 +91,7 @@ impl Library {
         let a = if form == Form::Tn { [k, m] } else { [m, k] };
         let b = if form == Form::Nt { [n, k] } else { [k, n] };
         let (first, second) = (layout(HIP_R_16BF, b, ldb)?, layout(HIP_R_16BF, a, lda)?);
-        let result = layout(result, [m, n], ldc)?;
+        let result = layout(HIP_R_32F, [m, n], ldc)?;
         let mut product = Product::new(self.library, HIPBLAS_COMPUTE_32F, HIP_R_32F)?;
         product.transpose(form == Form::Nt, form == Form::Tn)?;
         let layouts = Layouts { a: &first, b: &second, c: &result, d: &result };
