@@ -9,16 +9,16 @@ PACKAGES = ("torch", "transformers>=5.13", "numpy")
 PROBE = "import torch, transformers; from transformers import ZayaForCausalLM; print(torch.__version__, transformers.__version__)"
 
 
-def probe(python):
+def probe(python, program):
     """(versions of torch and transformers) or why they do not work."""
-    done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return done.stdout.split(), None
     lines = done.stderr.strip().splitlines()
     return None, lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def ensure(path, pip_args):
+def ensure(path, pip_args, packages=PACKAGES, program=PROBE):
     """The environment's Python and the versions in it. Raises RuntimeError, with what to do next."""
     python = Path(path) / "bin" / "python"
     if not python.exists():
@@ -27,14 +27,14 @@ def ensure(path, pip_args):
         if done.returncode != 0:
             raise RuntimeError(f"cannot make a virtual environment in {path}: {(done.stderr or done.stdout).strip()[-300:]}. "
                                "Make one and name it with --venv PATH")  # fmt: skip
-    versions, why = probe(python)
+    versions, why = probe(python, program)
     if versions is None:
-        print(f"installing {', '.join(PACKAGES)} into {path}", file=sys.stderr)
-        command = [str(python), "-m", "pip", "install", "--quiet", *pip_args, *PACKAGES]
+        print(f"installing {', '.join(packages)} into {path}", file=sys.stderr)
+        command = [str(python), "-m", "pip", "install", "--quiet", *pip_args, *packages]
         if subprocess.run(command, check=False).returncode != 0:
             raise RuntimeError(f"cannot install PyTorch: `{' '.join(command)}` failed (its message is above). Run it by hand with what "
                                "your network needs, or pass such options with --pip-args, or name a ready environment with --venv PATH")  # fmt: skip
-        versions, why = probe(python)
+        versions, why = probe(python, program)
     if versions is None:
         raise RuntimeError(f"the environment {path} has no working PyTorch with transformers' ZAYA (5.13 or newer): {why}")
     return os.fspath(python), versions

@@ -3,4 +3,5 @@
 pub mod generate;
 pub mod harness;
 pub mod perplexity;
+pub mod runner;
 pub mod sandbox;

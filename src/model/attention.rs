@@ -7,6 +7,7 @@ use super::cx::Cx;
 use super::merge::{Entry, Norm, Normed, NormedGrad};
 use super::params::{AttentionIds, ParamId};
 use super::store::ParamStore;
+use super::tree::{Moves, TreeLayerCache, TreeStep};
 use crate::tensor::backend::{AttentionShape, Backend, CcaIn, CcaParams, CcaShape, Halo, Qkv};
 
 pub struct AttentionLayer {
@@ -181,6 +182,28 @@ impl AttentionLayer {
             v_delayed: tail(&old.halo.v_delayed, &x.v_delayed, 1)?,
         };
         *cache = Some(AttentionCache { halo, k, v });
+        Ok(self.finish(cx, &heads, &input.stream)?.0)
+    }
+
+    /// As `decode`, of sequences that share beginnings; their past lies in the pools of `cache`.
+    pub(super) fn decode_tree<B: Backend>(
+        &self,
+        cx: &Cx<B>,
+        step: &TreeStep,
+        moves: &Moves,
+        input: Normed<B>,
+        cache: &mut TreeLayerCache<B>,
+    ) -> Result<Normed<B>> {
+        let b = cx.backend;
+        let (input, x) = self.project(cx, input)?;
+        let params = self.cca_params(cx.params);
+        let new = b.cca_mix_tree(&step.tree, self.cca, x.as_ref(), params, cache.states.as_ref())?;
+        moves.two(b, &x.q, &mut cache.states.q)?;
+        moves.two(b, &x.k, &mut cache.states.k)?;
+        moves.one(b, &x.v_delayed, &mut cache.states.v_delayed)?;
+        b.scatter_rows(&new.k, &step.keys_to, &mut cache.k)?;
+        b.scatter_rows(&new.v, &step.keys_to, &mut cache.v)?;
+        let heads = b.tree_attention(&step.tree, self.attention, Qkv { q: &new.q, k: &cache.k, v: &cache.v })?;
         Ok(self.finish(cx, &heads, &input.stream)?.0)
     }
 

@@ -13,6 +13,7 @@ pub mod presets;
 pub mod reference;
 pub mod stack;
 pub mod store;
+pub mod tree;
 
 pub use config::ModelConfig;
 pub use cx::{Cx, Probe};

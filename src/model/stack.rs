@@ -11,7 +11,8 @@ use super::moe::{MoeInput, MoeLayer, MoeSaved};
 use super::params::ParamTable;
 use super::peers::Stage;
 use super::store::ParamStore;
-use crate::tensor::backend::{Backend, Loss};
+use super::tree::{Moves, TreeCache, TreeStep};
+use crate::tensor::backend::{Backend, Batch, Loss};
 
 pub struct Model {
     pub config: ModelConfig,
@@ -210,6 +211,30 @@ impl Model {
         }
         Ok(x.h)
     }
+
+    /// Final hidden states of the rows of `step`, sequences that share beginnings. What `step` says is kept in `cache`.
+    ///
+    /// # Errors
+    /// A step that does not fit the cache, a token beyond the vocabulary, and those of the backend.
+    pub fn decode_tree<B: Backend>(
+        &self,
+        backend: &B,
+        params: &ParamStore<B>,
+        step: &TreeStep,
+        cache: &mut TreeCache<B>,
+    ) -> Result<B::Buf> {
+        step.tree.check(2 * cache.states(), cache.rows())?;
+        let rows = backend.rows(&Batch { batch: 1, seq: step.ids.len(), ids: step.ids.clone(), ..Batch::default() })?;
+        let (cx, moves) = (Cx::new(backend, params, &rows), Moves::new(&step.keep));
+        let (mut x, _) = self.enter(&cx)?;
+        let mut state = None;
+        for ((attention, moe), layer) in self.blocks.iter().zip(&mut cache.layers) {
+            let after = attention.decode_tree(&cx, step, &moves, x, layer)?;
+            let (out, next_state, _) = moe.forward(&cx, after, state)?;
+            (x, state) = (out, Some(next_state));
+        }
+        Ok(x.h)
+    }
 }
 
 #[cfg(test)]
@@ -218,7 +243,7 @@ mod tests {
     use super::super::init::initial_values;
     use super::super::presets;
     use super::*;
-    use crate::tensor::backend::{Batch, Precision};
+    use crate::tensor::backend::Precision;
     use crate::tensor::cpu::Cpu;
 
     fn config() -> ModelConfig {

@@ -16,6 +16,8 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use super::tree::{self, Tree};
+
 /// What a token gets from a MoE sub-layer when the router chooses the skip class (the last one).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -306,6 +308,14 @@ pub trait Backend: Sized {
     fn concat_rows(&self, batch: usize, a: &Self::Buf, b: &Self::Buf) -> Result<Self::Buf>;
     /// The last `n` rows of each of `batch` sequences.
     fn last_rows(&self, batch: usize, x: &Self::Buf, n: usize) -> Result<Self::Buf>;
+    /// Rows `index` of `x`, in that order.
+    fn gather_rows(&self, x: &Self::Buf, index: &[u32]) -> Result<Self::Buf> {
+        tree::gather_rows(self, x, index)
+    }
+    /// Row i of `x` over row `index[i]` of `into`. No row stands in `index` twice.
+    fn scatter_rows(&self, x: &Self::Buf, index: &[u32], into: &mut Self::Buf) -> Result<()> {
+        tree::scatter_rows(self, x, index, into)
+    }
 
     // Embedding and elementwise.
     /// `table[ids]`, `[T, D]`.
@@ -446,6 +456,24 @@ pub trait Backend: Sized {
         saved: &Self::AttentionSaved,
         d_out: &Self::Buf,
     ) -> Result<Qkv<Self::Buf>>;
+
+    // Both, of sequences that share beginnings; each row gets the same numbers whatever else is in the batch.
+    /// As `cca_mix` of rows that `tree` gives histories and positions. `halo` holds rows of earlier batches, two for each row of
+    /// `halo.v_delayed`, the older first.
+    fn cca_mix_tree(
+        &self,
+        tree: &Tree,
+        shape: CcaShape,
+        x: CcaIn<&Self::Buf>,
+        p: CcaParams<&Self::Buf>,
+        halo: Halo<&Self::Buf>,
+    ) -> Result<Qkv<Self::Buf>> {
+        tree::cca_mix(self, tree, shape, x, p, halo)
+    }
+    /// As `causal_attention` of queries `[T, q_dim]` over those rows of the pools `x.k` and `x.v` that `tree` gives each segment.
+    fn tree_attention(&self, tree: &Tree, shape: AttentionShape, x: Qkv<&Self::Buf>) -> Result<Self::Buf> {
+        tree::attention(self, tree, shape, x)
+    }
 
     // Router and experts.
     /// Spec 1.6. Returns the routing and the router state `[T, R]` that the next block takes as `prev`.

@@ -6,6 +6,7 @@ pub mod hip;
 mod places;
 mod rope;
 pub mod trace;
+pub mod tree;
 pub mod work;
 
 pub use backend::Backend;

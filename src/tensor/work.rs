@@ -182,6 +182,11 @@ impl Attended {
         let queries = start.len() * seq;
         Self { queries, keys, mean: pairs / queries.max(1) as f64 }
     }
+
+    /// `queries` rows of a tree that see `pairs` keys in all, each of `keys` once.
+    pub fn tree(queries: usize, keys: usize, pairs: usize) -> Self {
+        Self { queries, keys, mean: pairs as f64 / queries.max(1) as f64 }
+    }
 }
 
 /// Scores and weighted values, `batch` sequences of `seq` tokens, one document each.

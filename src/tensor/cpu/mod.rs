@@ -31,6 +31,7 @@ use rayon::prelude::*;
 use super::backend::*;
 use super::rope::Tables;
 use super::trace::{self, VerbSpan};
+use super::tree::Tree;
 use super::work::{self, Work};
 use arena::{Arena, ArenaUse, Block, Element};
 pub use buf::{Buf, Packing};
@@ -250,6 +251,24 @@ impl Backend for Cpu {
             rows::last_rows(batch, x.data(), n, x.cols, out.data_mut());
         }
         Ok(out)
+    }
+
+    fn gather_rows(&self, x: &Buf, index: &[u32]) -> Result<Buf> {
+        check_rows(index, x)?;
+        let mut out = self.matrix(index.len(), x.cols)?;
+        if !self.is_planning() {
+            experts::gather(x.data(), index, x.cols, out.data_mut());
+        }
+        Ok(out)
+    }
+
+    fn scatter_rows(&self, x: &Buf, index: &[u32], into: &mut Buf) -> Result<()> {
+        check_rows(index, into)?;
+        ensure!(x.rows == index.len() && x.cols == into.cols, "{} x {} numbers for {} rows", x.rows, x.cols, index.len());
+        if !self.is_planning() {
+            experts::scatter(x.data(), index, x.cols, into.data_mut());
+        }
+        Ok(())
     }
 
     fn embed(&self, rows: &Rows, table: &Buf) -> Result<Buf> {
@@ -495,6 +514,39 @@ impl Backend for Cpu {
         Ok(d)
     }
 
+    fn cca_mix_tree(
+        &self,
+        tree: &Tree,
+        shape: CcaShape,
+        x: CcaIn<&Buf>,
+        p: CcaParams<&Buf>,
+        halo: Halo<&Buf>,
+    ) -> Result<Qkv<Buf>> {
+        ensure!(tree.tokens() == x.q.rows, "a tree of {} rows got {}", tree.tokens(), x.q.rows);
+        ensure!(
+            halo.q.rows == halo.k.rows && halo.q.rows == 2 * halo.v_delayed.rows,
+            "a halo of {}, {} and {} rows",
+            halo.q.rows,
+            halo.k.rows,
+            halo.v_delayed.rows
+        );
+        let _span = verb("cca_mix", work::cca_mix(tree.tokens(), &shape));
+        Ok(cca::forward(self, &Rows::of_tree(tree), shape, x, p, Some(halo))?.0)
+    }
+
+    fn tree_attention(&self, tree: &Tree, shape: AttentionShape, x: Qkv<&Buf>) -> Result<Buf> {
+        ensure!(tree.tokens() == x.q.rows && x.k.rows == x.v.rows, "a tree of {} rows got {}", tree.tokens(), x.q.rows);
+        tree.check(usize::MAX, x.k.rows)?;
+        let mut out = self.matrix(x.q.rows, x.q.cols)?;
+        let mut scratch = self.block(attention::tree_scratch(&self.core, shape))?;
+        let keys = tree.segments.iter().map(|s| s.position + s.rows.len()).sum();
+        let _span = verb("causal_attention", work::attention(work::Attended::tree(tree.tokens(), keys, tree.pairs()), &shape));
+        if !self.is_planning() {
+            attention::tree(&self.core, tree, shape, qkv(x), out.data_mut(), &mut scratch);
+        }
+        Ok(out)
+    }
+
     fn route(
         &self,
         rows: &Rows,
@@ -659,6 +711,13 @@ impl Backend for Cpu {
             optim::adamw(weight, grad, &mut m.data_mut()[moments.clone()], &mut v.data_mut()[moments], step);
         }
         Ok(())
+    }
+}
+
+fn check_rows(index: &[u32], of: &Buf) -> Result<()> {
+    match index.iter().find(|i| **i as usize >= of.rows) {
+        None => Ok(()),
+        Some(i) => anyhow::bail!("row {i} of a matrix of {} rows", of.rows),
     }
 }
 

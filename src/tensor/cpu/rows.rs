@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use super::elementwise::{ROW_CHUNK, add};
 use super::par::{self, Shared};
 use crate::tensor::backend::{Batch, Chunks};
+use crate::tensor::tree::{Before, Tree};
 
 /// What the kernels need to know of each row.
 #[derive(Debug, Clone)]
@@ -20,6 +21,18 @@ pub struct Rows {
     pub doc_start: Vec<u32>,
     /// Where each sequence of `seq` rows stands in a longer one.
     pub chunks: Option<Chunks>,
+    /// Where rows stand, and what they follow, if not their places in `batch` sequences say it.
+    pub tree: Option<TreeRows>,
+}
+
+/// Of each row of a tree.
+#[derive(Debug, Clone)]
+pub struct TreeRows {
+    position: Vec<u32>,
+    /// Above all positions.
+    pub end: usize,
+    /// None = the rows before it in the batch.
+    before: Vec<Option<[Before; 2]>>,
 }
 
 impl Rows {
@@ -52,7 +65,30 @@ impl Rows {
             valid: b.valid.clone(),
             doc_start,
             chunks: b.chunks.clone(),
+            tree: None,
         })
+    }
+
+    /// What CCA needs to know of a tree's rows; there are no ids.
+    pub fn of_tree(tree: &Tree) -> Self {
+        let (mut position, mut before) = (Vec::with_capacity(tree.tokens()), vec![None; tree.tokens()]);
+        for s in &tree.segments {
+            position.extend((s.position..).take(s.rows.len()).map(|p| p as u32));
+            let follows = s.rows.start.checked_sub(1).is_some_and(|t| s.before[0] == Before::Row(t));
+            before[s.rows.start] = (!follows).then_some(s.before);
+        }
+        let end = position.iter().max().map_or(0, |p| *p as usize + 1);
+        Self {
+            batch: 1,
+            seq: tree.tokens(),
+            past: 0,
+            ids: Vec::new(),
+            labels: Vec::new(),
+            valid: Vec::new(),
+            doc_start: vec![0; tree.tokens()],
+            chunks: None,
+            tree: Some(TreeRows { position, end, before }),
+        }
     }
 
     pub fn tokens(&self) -> usize {
@@ -89,6 +125,9 @@ impl Rows {
 
     /// Position of row `t` in its sequence, tokens in caches included.
     pub fn position(&self, t: usize) -> usize {
+        if let Some(tree) = &self.tree {
+            return tree.position[t] as usize;
+        }
         self.chunk_start(t / self.seq) + t % self.seq
     }
 
@@ -124,6 +163,9 @@ impl Rows {
 
     /// Whether row `t` follows a row of its own document in this batch.
     pub fn has_previous(&self, t: usize) -> bool {
+        if let Some(tree) = &self.tree {
+            return tree.before[t].is_none();
+        }
         match &self.chunks {
             None => (t % self.seq) as u32 > self.doc_start[t],
             Some(_) => !self.is_first(t) && self.position(t) > self.doc_start[t] as usize,
@@ -142,6 +184,21 @@ impl Rows {
             _ if !self.is_first(t) => 0,
             None => 2,
             Some(_) => (self.position(t) - self.doc_start[t] as usize).min(2),
+        }
+    }
+
+    /// Where the two rows lie that are the history of row `t` and not before it in this batch, the nearer first.
+    #[inline(always)]
+    pub fn history(&self, t: usize) -> [Option<Before>; 2] {
+        if let Some(tree) = &self.tree {
+            return tree.before[t].map_or([None; 2], |before| before.map(Some));
+        }
+        // A halo has two rows a sequence, the older first.
+        let older = if self.is_first(t) { t / self.seq * 2 } else { 0 };
+        match self.rows_of_halo(t) {
+            0 => [None; 2],
+            1 => [Some(Before::Halo(older + 1)), None],
+            _ => [Some(Before::Halo(older + 1)), Some(Before::Halo(older))],
         }
     }
 }

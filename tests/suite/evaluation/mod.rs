@@ -3,6 +3,7 @@
 mod edges;
 mod execution;
 mod faults;
+mod model;
 mod oracle;
 mod support;
 mod user_tasks;

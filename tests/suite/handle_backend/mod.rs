@@ -3,6 +3,7 @@
 
 mod attention;
 mod cca;
+mod evaluation;
 mod matrix;
 mod moe;
 mod optim;

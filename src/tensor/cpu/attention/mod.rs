@@ -14,9 +14,11 @@
 mod backward;
 mod forward;
 mod tiles;
+mod tree;
 
 pub use backward::{backward, backward_scratch};
 pub use forward::{forward, forward_scratch};
+pub use tree::{tree, tree_scratch};
 
 use super::packed::Core;
 use super::rows::Rows;

@@ -1,4 +1,5 @@
 mod chunks;
+mod tree;
 
 use super::super::level::Level;
 use super::super::packed::Format;
@@ -36,7 +37,17 @@ impl Case {
         // Large enough that the softmax is far from even.
         let scaled = |n, seed| numbers(n, seed).iter().map(|x| x * 3.0).collect();
         Self {
-            rows: Rows { batch, seq, past, ids: vec![], labels: vec![], valid: vec![], doc_start: vec![0; tokens], chunks: None },
+            rows: Rows {
+                batch,
+                seq,
+                past,
+                ids: vec![],
+                labels: vec![],
+                valid: vec![],
+                doc_start: vec![0; tokens],
+                chunks: None,
+                tree: None,
+            },
             shape: AttentionShape { num_query_heads: heads, num_kv_heads: kv_heads, head_dim: head, window: None },
             x: Qkv { q: scaled(tokens * heads * head, 1), k: scaled(keys, 2), v: numbers(keys, 3) },
             d_out: numbers(tokens * heads * head, 4),

@@ -19,13 +19,18 @@ pub fn hide(rows: &Rows, unit: Unit, tile: &mut [f32], stride: usize, key0: usiz
             row.fill(f32::NEG_INFINITY);
             continue;
         }
-        let key = (key0 + r) as u32;
-        for ((score, first), len) in row.iter_mut().zip(first).zip(len) {
-            // Bits of the score or those of -infinity. As a choice of numbers this became stores under a mask, which some
-            // machines are slow at.
-            let seen = 0u32.wrapping_sub(u32::from(key.wrapping_sub(*first) < *len));
-            *score = f32::from_bits(score.to_bits() & seen | f32::NEG_INFINITY.to_bits() & !seen);
-        }
+        hide_key(row, key0 + r, first, len);
+    }
+}
+
+/// The same of one key's scores.
+#[inline(always)]
+pub fn hide_key(row: &mut [f32], key: usize, first: &[u32], len: &[u32]) {
+    for ((score, first), len) in row.iter_mut().zip(first).zip(len) {
+        // Bits of the score or those of -infinity. As a choice of numbers this became stores under a mask, which some
+        // machines are slow at.
+        let seen = 0u32.wrapping_sub(u32::from((key as u32).wrapping_sub(*first) < *len));
+        *score = f32::from_bits(score.to_bits() & seen | f32::NEG_INFINITY.to_bits() & !seen);
     }
 }
 

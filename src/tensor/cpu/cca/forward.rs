@@ -103,7 +103,7 @@ pub fn forward(
                     now.copy_from_slice(&v_current[t * n.half..][..n.half]);
                     if rows.has_previous(t) {
                         before.copy_from_slice(&v_delayed[(t - 1) * n.half..][..n.half]);
-                    } else if let Some(v) = conv.halo_v(t) {
+                    } else if let Some(v) = conv.halo_v(t, v_delayed) {
                         before.copy_from_slice(v);
                     } else {
                         before.fill(0.0);

@@ -25,6 +25,7 @@ use super::math::lane_sum;
 use super::packed::{Core, Layout, Panels, Source, pack_all};
 use super::rows::Rows;
 use crate::tensor::backend::{CcaIn, CcaShape, Halo};
+use crate::tensor::tree::Before;
 
 /// Guard of the query and key norms: 1 / sqrt(|x|^2 + this).
 const NORM_GUARD: f32 = 1e-12;
@@ -95,26 +96,28 @@ impl<'a> FirstConvolution<'a> {
         [&self.q[t * self.n.q..][..self.n.q], &self.k[t * self.n.k..][..self.n.k]]
     }
 
-    /// The halo's rows that are the history of row t: X of the newer one, and of the older one where that counts too.
+    /// X of the rows elsewhere that are the history of row t: of the nearer one, and of the further one where that counts too.
     #[inline(always)]
     #[allow(clippy::type_complexity)]
     fn halo_x(&self, t: usize) -> Option<([&'a [f32]; 2], Option<[&'a [f32]; 2]>)> {
         let h = self.halo?;
-        let x = |at: usize| [&h.q[at * self.n.q..][..self.n.q], &h.k[at * self.n.k..][..self.n.k]];
-        // Two a sequence, the older first.
-        let older = t / self.rows.seq * 2;
-        match self.rows.rows_of_halo(t) {
-            0 => None,
-            1 => Some((x(older + 1), None)),
-            _ => Some((x(older + 1), Some(x(older)))),
-        }
+        let x = |place| match place {
+            Before::Row(t) => self.x(t),
+            Before::Halo(at) => [&h.q[at * self.n.q..][..self.n.q], &h.k[at * self.n.k..][..self.n.k]],
+        };
+        let [nearer, further] = self.rows.history(t);
+        Some((x(nearer?), further.map(x)))
     }
 
-    /// The halo's delayed values, where they are the history of row t.
+    /// The delayed values of the row elsewhere that is the history of row t. `v_delayed`: those of the batch.
     #[inline(always)]
-    fn halo_v(&self, t: usize) -> Option<&'a [f32]> {
-        let halo = self.halo.filter(|_| self.rows.rows_of_halo(t) > 0)?;
-        Some(&halo.v_delayed[t / self.rows.seq * self.n.half..][..self.n.half])
+    fn halo_v(&self, t: usize, v_delayed: &'a [f32]) -> Option<&'a [f32]> {
+        let halo = self.halo?;
+        let (values, row) = match self.rows.history(t)[0]? {
+            Before::Row(t) => (v_delayed, t),
+            Before::Halo(at) => (halo.v_delayed, at / 2),
+        };
+        Some(&values[row * self.n.half..][..self.n.half])
     }
 
     /// X of the token before t; None = zeros.

@@ -42,6 +42,10 @@ impl RopeTable {
 
 /// The table of all positions that `rows` can have.
 pub fn table(cpu: &Cpu, shape: &CcaShape, rows: &Rows) -> Result<Arc<RopeTable>> {
-    let span = Span::of(shape, rows.past, rows.keys());
+    let span = match &rows.tree {
+        // Powers of two, so that few tables serve batches of many lengths.
+        Some(tree) => Span::of(shape, 0, tree.end.next_power_of_two().max(256)),
+        None => Span::of(shape, rows.past, rows.keys()),
+    };
     cpu.rope.get(span, || Ok(RopeTable::new(span)))
 }
