@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 use rayon::prelude::*;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::harness::compat::{Compat, Faults};
-use super::harness::score::numeric::mean;
+use super::harness::score::aggregate::value;
+use super::harness::score::document::Score;
 use super::harness::tasks::field::{Field, Scope};
 use super::harness::tasks::spec::TaskSpec;
+use super::harness::tasks::spec_parts::Aggregation;
 use super::harness::tasks::template::Templates;
 use super::session::records::TaskRecords;
 use crate::data::shard::Shard;
@@ -99,26 +101,27 @@ pub fn query(spec: &TaskSpec, doc: &Value, templates: &Templates) -> Result<Stri
     }
 }
 
-/// A task's documents: dirty or not, by id, and each metric over both parts.
-pub fn report(records: &TaskRecords, dirty: &BTreeMap<u64, bool>, too_short: usize) -> Value {
-    let mut columns: BTreeMap<String, [Vec<f64>; 2]> = BTreeMap::new();
+/// A task's documents: dirty or not, by id, and each metric over all, over the clean and over the dirty ones.
+pub fn report(spec: &TaskSpec, records: &TaskRecords, dirty: &BTreeMap<u64, bool>, too_short: usize) -> Value {
+    // By metric and filter: clean, dirty.
+    let mut columns: BTreeMap<(String, String), [Vec<Score>; 2]> = BTreeMap::new();
     for record in &records.records {
         let Some(dirty) = record["doc_id"].as_u64().and_then(|id| dirty.get(&id)) else { continue };
         for metric in record["metrics"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            if let Some(x) = record[metric].as_f64() {
-                let key = format!("{metric},{}", record["filter"].as_str().unwrap_or_default());
-                columns.entry(key).or_default()[usize::from(*dirty)].push(x);
+            if let Some(score) = score_of(&record[metric]) {
+                let key = (metric.to_string(), record["filter"].as_str().unwrap_or_default().to_string());
+                columns.entry(key).or_default()[usize::from(*dirty)].push(score);
             }
         }
     }
-    let part = |xs: &Vec<f64>| if xs.is_empty() { Value::Null } else { json!(mean(xs)) };
-    let scores: serde_json::Map<String, Value> = columns
-        .iter()
-        .map(|(key, [clean, dirty])| {
-            let all: Vec<f64> = clean.iter().chain(dirty).copied().collect();
-            (key.clone(), json!({"all": part(&all), "clean": part(clean), "dirty": part(dirty)}))
-        })
-        .collect();
+    let mut scores = Map::new();
+    for ((metric, filter), [clean, dirty]) in &columns {
+        let of_metric = spec.metrics.iter().find(|m| m.kind.name() == metric);
+        let aggregation = of_metric.map_or(Aggregation::Mean, |m| m.aggregation);
+        let part = |s: &[Score]| if s.is_empty() { Value::Null } else { json!(value(aggregation, s)) };
+        let all = [clean.as_slice(), dirty.as_slice()].concat();
+        scores.insert(format!("{metric},{filter}"), json!({"all": part(&all), "clean": part(clean), "dirty": part(dirty)}));
+    }
     let ids: Vec<u64> = dirty.iter().filter(|(_, d)| **d).map(|(id, _)| *id).collect();
     json!({
         "documents": dirty.len(),
@@ -127,6 +130,14 @@ pub fn report(records: &TaskRecords, dirty: &BTreeMap<u64, bool>, too_short: usi
         "scores": scores,
         "dirty_doc_ids": ids,
     })
+}
+
+/// A document's value as its record tells it: a number, or a log-likelihood and the length it is spread over.
+fn score_of(v: &Value) -> Option<Score> {
+    match v {
+        Value::Array(pair) => Some(Score::Weighted(pair.first()?.as_f64()?, pair.get(1)?.as_u64()?)),
+        other => other.as_f64().map(Score::Float),
+    }
 }
 
 #[cfg(test)]

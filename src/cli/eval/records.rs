@@ -143,7 +143,7 @@ pub fn contamination(args: &ContaminationArgs) -> Result<u8> {
     for (name, records) in &samples {
         let own = || places.iter().zip(dirty.iter().zip(&wanted.too_short)).filter(|((task, _), _)| task == name);
         let by_id: BTreeMap<u64, bool> = own().map(|((_, id), (dirty, _))| (*id, *dirty)).collect();
-        let block = report(records, &by_id, own().filter(|(_, (_, short))| **short).count());
+        let block = report(&definition(&registry, name)?, records, &by_id, own().filter(|(_, (_, short))| **short).count());
         say!(
             "{name}: {} of {} documents are dirty, {} have too few words to tell",
             block["dirty"],
