@@ -11,6 +11,8 @@ pub mod exit_code {
     pub const FAILURE: u8 = 1;
     /// The command line, a recipe or an input file asks for something impossible. Nothing was started.
     pub const BAD_INPUT: u8 = 2;
+    /// Evaluated, but some of the tasks were left out, as their data is not at hand.
+    pub const PARTIAL: u8 = 3;
     /// Stopped by SIGINT after saving a checkpoint (128 + 2).
     pub const INTERRUPTED: u8 = 130;
     /// Stopped by SIGTERM after saving a checkpoint (128 + 15).

@@ -31,6 +31,13 @@ pub struct Pair {
     pub boundary_mismatch: bool,
 }
 
+/// A context and its ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memo {
+    text: String,
+    ids: Vec<u32>,
+}
+
 /// Context handed to generation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Prompt {
@@ -77,13 +84,21 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
 
     /// Ids of a log-likelihood request (rules 1 to 4).
     pub fn pair(&self, context: &str, continuation: &str) -> Result<Pair> {
+        self.pair_after(context, continuation, &mut None)
+    }
+
+    /// As `pair`. The choices of a document share their context, whose ids `memo` keeps from request to request.
+    pub fn pair_after(&self, context: &str, continuation: &str, memo: &mut Option<Memo>) -> Result<Pair> {
         if context.is_empty() {
             return self.pair_without_context(continuation);
         }
         let kept = rstrip(context);
         let moved = format!("{}{continuation}", &context[kept.len()..]);
         let whole = self.encode(&format!("{kept}{moved}"))?;
-        let alone = self.encode(kept)?;
+        let alone = match memo {
+            Some(known) if known.text == kept => known.ids.clone(),
+            _ => memo.insert(Memo { text: kept.to_string(), ids: self.encode(kept)? }).ids.clone(),
+        };
         let mut pair = Pair { boundary_mismatch: !whole.starts_with(&alone), ..Pair::default() };
         pair.continuation = whole.get(alone.len()..).unwrap_or_default().to_vec();
         pair.context = alone;

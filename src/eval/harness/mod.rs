@@ -8,6 +8,7 @@ pub mod core_metric;
 pub mod encode;
 pub mod python;
 pub mod request;
+pub mod rounds;
 pub mod run;
 pub mod score;
 pub mod stop;

@@ -1,11 +1,12 @@
 //! A run: requests to token ids, ids to a model, answers back. The model is behind `Runner`.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::encode::{Encode, Encoder, Pair, Prompt};
+use super::encode::{Encode, Encoder, Memo, Pair, Prompt};
 use super::python::json::{Style, dumps};
-use super::request::{Request, Response};
+use super::request::{Asked, Request, Response};
 use super::score::counts::Counts;
 use super::stop;
 use super::tasks::build::Built;
@@ -31,9 +32,36 @@ pub trait Decode {
     fn decode(&self, ids: &[u32]) -> Result<String>;
 }
 
+/// Tokens that a runner has worked on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Rows that went through the model, padding not counted.
+    pub forward: u64,
+    /// Rows of padding beside them.
+    pub padded: u64,
+    /// Tokens that were asked for and taken from a shared prefix instead.
+    pub reused: u64,
+}
+
+impl std::ops::AddAssign for Usage {
+    fn add_assign(&mut self, other: Self) {
+        self.forward += other.forward;
+        self.padded += other.padded;
+        self.reused += other.reused;
+    }
+}
+
+impl std::ops::Sub for Usage {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Self { forward: self.forward - other.forward, padded: self.padded - other.padded, reused: self.reused - other.reused }
+    }
+}
+
 /// What evaluation needs of a model.
 ///
-/// Answers come in the order of the requests, whatever order they were worked in, and must not depend on batch size.
+/// Answers come in the order of the requests, whatever order they were worked in, and must not depend on batch size. The same call
+/// gives the same bits.
 pub trait Runner {
     /// For each pair: the sum of log p over the continuation, nats, log-softmax in f32 or wider; and whether each token of it is the
     /// argmax. Context and continuation together have at most `max_length + 1` ids; the last is no input.
@@ -42,6 +70,11 @@ pub trait Runner {
     /// Ids generated for each request. It may end once `done(request, ids)` holds, at the end-of-text token, or at `max_tokens`;
     /// what stands behind a stop string is cut off by the caller.
     fn generate(&mut self, requests: &[Generation], done: &dyn Fn(&Generation, &[u32]) -> bool) -> Result<Vec<Vec<u32>>>;
+
+    /// Tokens of all calls so far; zeros where nobody counts.
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
 }
 
 /// A request in token ids, before anything is cut off: that is what records tell.
@@ -57,89 +90,127 @@ pub enum Planned {
 }
 
 /// Ids of all requests of a task, in order, and what was cut or flagged on the way.
-pub fn plan<T: Encode + ?Sized>(task: &Built, encoder: &Encoder<T>, counts: &mut Counts) -> Result<Vec<Planned>> {
-    let requests = task.asked.iter().flat_map(|a| &a.requests);
-    requests
-        .map(|request| {
-            Ok(match request {
-                Request::Loglikelihood { context, continuation } => {
-                    let pair = encoder.pair(context, continuation)?;
-                    let (_, cut) = encoder.truncate(&pair)?;
-                    counts.truncated_requests += u64::from(cut > 0);
-                    counts.truncated_tokens += cut as u64;
-                    counts.boundary_fallbacks += u64::from(pair.boundary_fallback);
-                    counts.boundary_mismatches += u64::from(pair.boundary_mismatch);
-                    Planned::Pair { pair, cut }
-                }
-                Request::Rolling { text } => Planned::Windows(encoder.rolling(text)?),
-                Request::Generate { context, options } => {
-                    let prompt = encoder.prompt(context, stop::max_gen_toks(options))?;
-                    counts.truncated_requests += u64::from(prompt.truncated > 0);
-                    counts.truncated_tokens += prompt.truncated as u64;
-                    Planned::Generate(prompt)
-                }
-            })
-        })
-        .collect()
+pub fn plan<T: Encode + Sync + ?Sized>(task: &Built, encoder: &Encoder<T>, counts: &mut Counts) -> Result<Vec<Planned>> {
+    let of_document = |asked: &Asked| -> Result<(Vec<Planned>, Counts)> {
+        let (mut counts, mut memo) = (Counts::default(), None);
+        let planned = asked.requests.iter().map(|r| plan_one(r, encoder, &mut memo, &mut counts)).collect::<Result<_>>();
+        let planned = planned.with_context(|| format!("{}: document {}", task.spec.name, asked.doc_id))?;
+        Ok((planned, counts))
+    };
+    let all = task.asked.par_iter().map(of_document).collect::<Result<Vec<_>>>()?;
+    let mut out = Vec::with_capacity(all.len());
+    for (planned, own) in all {
+        out.extend(planned);
+        *counts += own;
+    }
+    Ok(out)
 }
 
-/// The responses to `task`'s requests, in order, and the lines of requests.jsonl that tell them.
-pub fn respond(
-    task: &Built,
-    planned: &[Planned],
-    eos_text: Option<&str>,
-    decoder: &dyn Decode,
-    runner: &mut dyn Runner,
-) -> Result<(Vec<Response>, Vec<Value>)> {
-    let mut pairs = Vec::new();
-    for planned in planned {
-        match planned {
-            Planned::Pair { pair, cut } => pairs.push(Pair { context: pair.context[*cut..].to_vec(), ..pair.clone() }),
-            Planned::Windows(windows) => pairs.extend_from_slice(windows),
-            Planned::Generate(_) => {}
+fn plan_one<T: Encode + ?Sized>(
+    request: &Request,
+    encoder: &Encoder<T>,
+    memo: &mut Option<Memo>,
+    counts: &mut Counts,
+) -> Result<Planned> {
+    Ok(match request {
+        Request::Loglikelihood { context, continuation } => {
+            let pair = encoder.pair_after(context, continuation, memo)?;
+            let (_, cut) = encoder.truncate(&pair)?;
+            counts.truncated_requests += u64::from(cut > 0);
+            counts.truncated_tokens += cut as u64;
+            counts.boundary_fallbacks += u64::from(pair.boundary_fallback);
+            counts.boundary_mismatches += u64::from(pair.boundary_mismatch);
+            Planned::Pair { pair, cut }
+        }
+        Request::Rolling { text } => Planned::Windows(encoder.rolling(text)?),
+        Request::Generate { context, options } => {
+            let prompt = encoder.prompt(context, stop::max_gen_toks(options))?;
+            counts.truncated_requests += u64::from(prompt.truncated > 0);
+            counts.truncated_tokens += prompt.truncated as u64;
+            Planned::Generate(prompt)
+        }
+    })
+}
+
+/// All that a run asks of the model, the tasks one behind the other.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Work {
+    pub pairs: Vec<Pair>,
+    pub generations: Vec<Generation>,
+}
+
+impl Work {
+    /// Adds the requests of a task, cut to what the model takes.
+    pub fn add(&mut self, task: &Built, planned: &[Planned], eos_text: Option<&str>) {
+        let requests = task.asked.iter().flat_map(|a| &a.requests);
+        for (request, planned) in requests.zip(planned) {
+            match planned {
+                Planned::Pair { pair, cut } => self.pairs.push(Pair { context: pair.context[*cut..].to_vec(), ..pair.clone() }),
+                Planned::Windows(windows) => self.pairs.extend_from_slice(windows),
+                Planned::Generate(prompt) => {
+                    if let Request::Generate { options, .. } = request {
+                        let repeats = 0..task.spec.repeats;
+                        self.generations.extend(repeats.map(|repeat| generation(prompt, options, eos_text, repeat)));
+                    }
+                }
+            }
         }
     }
-    let mut scored = runner.loglikelihood(&pairs)?.into_iter();
-    let requests: Vec<&Request> = task.asked.iter().flat_map(|a| &a.requests).collect();
-    let mut generations = Vec::new();
-    for (request, planned) in requests.iter().zip(planned) {
-        if let (Request::Generate { options, .. }, Planned::Generate(prompt)) = (request, planned) {
-            generations.extend((0..task.spec.repeats).map(|repeat| generation(prompt, options, eos_text, repeat)));
+}
+
+/// The answers to a run's `Work`, in its order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Answers {
+    pub scored: Vec<(f64, bool)>,
+    /// Texts, stop strings already cut off.
+    pub texts: Vec<String>,
+}
+
+/// Hands answers back to the tasks, in the order in which `Work::add` took them.
+#[derive(Debug)]
+pub struct HandOut<'a> {
+    scored: std::slice::Iter<'a, (f64, bool)>,
+    texts: std::slice::Iter<'a, String>,
+}
+
+impl<'a> HandOut<'a> {
+    pub fn new(answers: &'a Answers) -> Self {
+        Self { scored: answers.scored.iter(), texts: answers.texts.iter() }
+    }
+
+    fn scored(&mut self) -> Result<(f64, bool)> {
+        self.scored.next().copied().context("the model answered fewer requests than were asked")
+    }
+
+    /// The responses to `task`'s requests, in order, and the lines of requests.jsonl that tell them.
+    pub fn task(&mut self, task: &Built, planned: &[Planned]) -> Result<(Vec<Response>, Vec<Value>)> {
+        let requests = task.asked.iter().flat_map(|a| &a.requests);
+        let (mut responses, mut log) = (Vec::with_capacity(planned.len()), Vec::new());
+        for (request, planned) in requests.zip(planned) {
+            responses.push(match planned {
+                Planned::Pair { pair, .. } => {
+                    let (logprob, is_greedy) = self.scored()?;
+                    log.push(pair_record("loglikelihood", Some(request), pair, logprob, is_greedy));
+                    Response::Loglikelihood { logprob, is_greedy }
+                }
+                Planned::Windows(windows) => {
+                    let mut total = 0.0;
+                    for window in windows {
+                        let (logprob, is_greedy) = self.scored()?;
+                        log.push(pair_record("rolling_window", None, window, logprob, is_greedy));
+                        total += logprob;
+                    }
+                    Response::Rolling { logprob: total }
+                }
+                Planned::Generate(prompt) => {
+                    let texts: Vec<String> = self.texts.by_ref().take(task.spec.repeats).cloned().collect();
+                    log.extend(texts.iter().map(|text| generation_record(request, prompt, text)));
+                    Response::Generated(texts)
+                }
+            });
         }
+        Ok((responses, log))
     }
-    let done = |g: &Generation, ids: &[u32]| decoder.decode(ids).is_ok_and(|text| stop::is_done(&text, &g.stops));
-    let mut generated = runner.generate(&generations, &done)?.into_iter().zip(&generations);
-    let mut next = || scored.next().ok_or_else(|| anyhow::anyhow!("the model answered fewer requests than were asked"));
-    let mut log = Vec::new();
-    let mut responses = Vec::with_capacity(requests.len());
-    for (request, planned) in requests.iter().zip(planned) {
-        responses.push(match planned {
-            Planned::Pair { pair, .. } => {
-                let (logprob, is_greedy) = next()?;
-                log.push(pair_record("loglikelihood", Some(request), pair, logprob, is_greedy));
-                Response::Loglikelihood { logprob, is_greedy }
-            }
-            Planned::Windows(windows) => {
-                let mut total = 0.0;
-                for window in windows {
-                    let (logprob, is_greedy) = next()?;
-                    log.push(pair_record("rolling_window", None, window, logprob, is_greedy));
-                    total += logprob;
-                }
-                Response::Rolling { logprob: total }
-            }
-            Planned::Generate(prompt) => {
-                let mut texts = Vec::new();
-                for (ids, g) in generated.by_ref().take(task.spec.repeats) {
-                    let text = stop::cut(&decoder.decode(&ids)?, &g.stops).to_string();
-                    log.push(generation_record(request, prompt, &text));
-                    texts.push(text);
-                }
-                Response::Generated(texts)
-            }
-        });
-    }
-    Ok((responses, log))
 }
 
 fn generation(prompt: &Prompt, options: &Map<String, Value>, eos_text: Option<&str>, repeat: usize) -> Generation {

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::error::bad_input;
 use crate::eval::harness::encode::Pair;
-use crate::eval::harness::run::{Generation, Runner};
+use crate::eval::harness::run::{Generation, Runner, Usage};
 use crate::model::tree::{START, TreeCache, TreeStep, cache_bytes};
 use crate::model::{Model, ParamStore};
 use crate::tensor::backend::Backend;
@@ -212,6 +212,11 @@ impl<B: Backend> Runner for ModelRunner<'_, B> {
             Ok(())
         })?;
         Ok(texts)
+    }
+
+    fn usage(&self) -> Usage {
+        let c = &self.counters;
+        Usage { forward: c.forward_tokens, padded: c.padded_tokens, reused: c.reused_tokens }
     }
 }
 

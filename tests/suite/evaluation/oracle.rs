@@ -30,7 +30,7 @@ impl CodeRunner for AllFail {
 }
 
 /// Our task of an oracle's key.
-fn our_name(key: &str) -> String {
+pub fn our_name(key: &str) -> String {
     let name = key.strip_prefix("zo_").unwrap_or(key);
     let name = name.strip_suffix("_25").or(name.strip_suffix("_5")).unwrap_or(name);
     if name == "bbh" { "bbh_cot_fewshot".into() } else { name.replace("bbh_", "bbh_cot_fewshot_") }

@@ -20,7 +20,7 @@ pub enum Verdict {
 }
 
 /// Runs a program that ends with its check.
-pub trait CodeRunner {
+pub trait CodeRunner: Sync {
     /// `candidate` is prompt and completion, `check` the test that follows.
     fn run(&self, candidate: &str, check: &str) -> anyhow::Result<Verdict>;
 }

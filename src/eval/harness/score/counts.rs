@@ -27,6 +27,21 @@ pub struct Counts {
     pub not_finite: u64,
 }
 
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.truncated_requests += other.truncated_requests;
+        self.truncated_tokens += other.truncated_tokens;
+        self.boundary_fallbacks += other.boundary_fallbacks;
+        self.boundary_mismatches += other.boundary_mismatches;
+        self.ties += other.ties;
+        self.invalid_extractions += other.invalid_extractions;
+        self.timeouts += other.timeouts;
+        self.duplicates += other.duplicates;
+        self.bad_labels += other.bad_labels;
+        self.not_finite += other.not_finite;
+    }
+}
+
 impl Counts {
     pub fn json(&self) -> Value {
         json!({

@@ -23,8 +23,6 @@ pub type Scored = (Built, TaskScore);
 pub struct RunInfo {
     /// lm-eval's `config`: model, dtype, limit, seeds, ...
     pub config: Map<String, Value>,
-    /// Seconds since 1970.
-    pub date: f64,
     /// Further keys of the top level: tokenizer_bos_token, max_length, ...
     pub extra: Map<String, Value>,
     /// Further keys of the `zaya` block.
@@ -63,10 +61,24 @@ pub fn results(nodes: &[Node], scored: &BTreeMap<String, Scored>, info: &RunInfo
     out.insert("n-samples".into(), samples.into());
     out.insert("config".into(), info.config.clone().into());
     out.insert("git_hash".into(), Value::Null);
-    out.insert("date".into(), json!(info.date));
     out.extend(info.extra.clone());
-    out.insert("zaya".into(), zaya(scored, info));
+    let mut own = zaya(scored, info);
+    let mut partial = Map::new();
+    nodes.iter().for_each(|n| add_partial(n, scored, &mut partial));
+    own.insert("partial_groups".into(), partial.into());
+    out.insert("zaya".into(), own.into());
     Value::Object(out)
+}
+
+/// Groups of which tasks are missing: their scores are over the others.
+fn add_partial(node: &Node, scored: &BTreeMap<String, Scored>, out: &mut Map<String, Value>) {
+    let Node::Group { spec, children } = node else { return };
+    let tasks = node.tasks();
+    let found = tasks.iter().filter(|t| scored.contains_key(&t.name)).count();
+    if found < tasks.len() {
+        out.insert(spec.name.clone(), format!("{found} of {} tasks", tasks.len()).into());
+    }
+    children.iter().for_each(|c| add_partial(c, scored, out));
 }
 
 /// The text of results.json.
@@ -263,7 +275,7 @@ pub fn config(built: &Built) -> Value {
 }
 
 /// Our own block: counts, faults, notes on the data, intervals.
-fn zaya(scored: &BTreeMap<String, Scored>, info: &RunInfo) -> Value {
+fn zaya(scored: &BTreeMap<String, Scored>, info: &RunInfo) -> Map<String, Value> {
     let mut tasks = Map::new();
     for (name, (built, score)) in scored {
         let faults: Map<String, Value> =
@@ -288,11 +300,11 @@ fn zaya(scored: &BTreeMap<String, Scored>, info: &RunInfo) -> Value {
     out.insert("compat".into(), compat.into());
     out.insert("tasks".into(), tasks.into());
     out.extend(info.zaya.clone());
-    out.into()
+    out
 }
 
 /// Wilson's 95 % interval of a share of `n` documents.
-fn interval(share: f64, n: usize, is_share: bool) -> Option<(f64, f64)> {
+pub fn interval(share: f64, n: usize, is_share: bool) -> Option<(f64, f64)> {
     if !is_share || n == 0 {
         return None;
     }

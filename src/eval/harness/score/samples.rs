@@ -1,6 +1,7 @@
 //! A task's scores, and its sample records with lm-eval's fields.
 
 use anyhow::{Context, Result};
+use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::aggregate::{self, Figure};
@@ -12,7 +13,7 @@ use crate::eval::harness::python::json::{Style, dumps};
 use crate::eval::harness::python::repr;
 use crate::eval::harness::request::{Asked, Response};
 use crate::eval::harness::tasks::build::Built;
-use crate::eval::harness::tasks::spec_parts::{Aggregation, MetricKind};
+use crate::eval::harness::tasks::spec_parts::{Aggregation, Filter, MetricKind};
 use crate::text::sha256_hex;
 
 /// A metric of a task under one filter.
@@ -38,6 +39,16 @@ pub struct TaskScore {
     pub sample_len: usize,
 }
 
+impl TaskScore {
+    /// lm-eval's hash of what was asked: of all documents, prompts and targets.
+    pub fn task_hash(&self) -> String {
+        let text = |s: &Value, key: &str| s[key].as_str().unwrap_or_default().to_string();
+        let all: String =
+            self.samples.iter().flat_map(|s| ["doc_hash", "prompt_hash", "target_hash"].map(|k| text(s, k))).collect();
+        sha256_hex(all.as_bytes())
+    }
+}
+
 /// Scores a task. `responses` answer all its requests in order; `counts` holds what encoding counted.
 pub fn score(
     task: &Built,
@@ -51,34 +62,32 @@ pub fn score(
     counts.duplicates = task.duplicates as u64;
     let scorer = Scorer { task, code };
     let (mut metrics, mut samples) = (Vec::new(), Vec::new());
-    let first = task.spec.filters.first().map(|f| f.name.clone());
+    let first = task.spec.filters.first().map(|f| &f.name);
+    let mut own = Vec::with_capacity(task.asked.len());
+    let mut rest = responses;
+    for asked in &task.asked {
+        let (these, others) = rest.split_at(asked.requests.len());
+        own.push((asked, these));
+        rest = others;
+    }
     for filter in &task.spec.filters {
+        // Documents in parallel: programs of HumanEval take their time.
+        let scored = own.par_iter().map(|(asked, own)| one(&scorer, asked, own, filter)).collect::<Result<Vec<_>>>()?;
         let mut columns: Vec<(String, Vec<Score>)> = Vec::new();
-        let mut rest = responses;
-        // Ties, labels and the like are counted once, not per filter.
-        let mut counted = counts;
-        for asked in &task.asked {
-            let (own, others) = rest.split_at(asked.requests.len());
-            rest = others;
-            let mut answers = Vec::with_capacity(own.len());
-            for response in own {
-                let (answer, invalid) = filters::apply(filter, response, &asked.doc)?;
-                counts.invalid_extractions += invalid;
-                answers.push(answer);
-            }
-            let scores = scorer
-                .score(asked, &answers, &mut counted)
-                .with_context(|| format!("{}: document {}", task.spec.name, asked.doc_id))?;
-            samples.push(record(asked, own, &answers, &filter.name, &scores));
+        for (scores, record, counted) in scored {
+            samples.push(record);
+            // Ties, labels and the like are counted once, not per filter.
+            counts += if first == Some(&filter.name) {
+                counted
+            } else {
+                Counts { invalid_extractions: counted.invalid_extractions, ..Counts::default() }
+            };
             for (name, score) in scores {
                 match columns.iter_mut().find(|(n, _)| *n == name) {
                     Some((_, column)) => column.push(score),
                     None => columns.push((name, vec![score])),
                 }
             }
-        }
-        if first.as_deref() == Some(filter.name.as_str()) {
-            counts = Counts { invalid_extractions: counts.invalid_extractions, ..counted };
         }
         metrics.extend(columns.into_iter().map(|(name, scores)| {
             let aggregation = aggregation(task, &name);
@@ -89,6 +98,21 @@ pub fn score(
     }
     let sample_len = metrics.iter().map(|m: &TaskMetric| m.scores.len()).max().unwrap_or(0);
     Ok(TaskScore { metrics, samples, counts, sample_len })
+}
+
+/// Metrics, record and counts of one document under one filter.
+fn one(scorer: &Scorer, asked: &Asked, own: &[Response], filter: &Filter) -> Result<(Scores, Value, Counts)> {
+    let mut counts = Counts::default();
+    let mut answers = Vec::with_capacity(own.len());
+    for response in own {
+        let (answer, invalid) = filters::apply(filter, response, &asked.doc)?;
+        counts.invalid_extractions += invalid;
+        answers.push(answer);
+    }
+    let scores = scorer.score(asked, &answers, &mut counts);
+    let scores = scores.with_context(|| format!("{}: document {}", scorer.task.spec.name, asked.doc_id))?;
+    let record = record(asked, own, &answers, &filter.name, &scores);
+    Ok((scores, record, counts))
 }
 
 /// The aggregation of a metric by its name in the results; those of pass@k are its metric's.

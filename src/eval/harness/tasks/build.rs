@@ -73,6 +73,7 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
     if let Some(official) = spec.official_docs.filter(|n| *n != docs.len()) {
         notes.push(format!("{}: {} of the {official} official documents are at hand", spec.name, docs.len()));
     }
+    let preamble = preamble(&spec, library, &mut files)?;
     let pool = pool(&spec, &split, &docs, library, &mut files, &mut notes)?;
     let faults = Faults::default();
     let features: Vec<String> = docs[0].as_object().map(|o| o.keys().cloned().collect()).unwrap_or_default();
@@ -86,6 +87,7 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
         },
         spec: &spec,
         options,
+        preamble,
         multiple_input: false,
     };
     let first_text = builder.scope.text(&spec.doc_to_text, &docs[0])?;
@@ -148,6 +150,18 @@ fn documents(
     Ok(docs)
 }
 
+/// The text that stands before every prompt, from the file that the definition names.
+fn preamble(spec: &TaskSpec, library: &Library, files: &mut Vec<(String, std::path::PathBuf)>) -> Result<String> {
+    if spec.preamble.is_empty() {
+        return Ok(String::new());
+    }
+    let path = library.require(&spec.name, "preamble", &spec.preamble)?;
+    let text = library.documents(&path)?[0]["text"].as_str().map(str::to_string);
+    let text = text.ok_or_else(|| bad_input(format!("{}: the first record has no `text`", path.display())))?;
+    files.push(("preamble".into(), path));
+    Ok(text)
+}
+
 /// Documents that few-shot examples are drawn from: the few-shot split, fixed samples, else training, validation, test. A split
 /// whose file is not at hand is passed over, with a sentence.
 fn pool(
@@ -183,6 +197,7 @@ struct Builder<'a> {
     scope: Scope<'a>,
     spec: &'a TaskSpec,
     options: &'a Options,
+    preamble: String,
     multiple_input: bool,
 }
 
@@ -243,10 +258,11 @@ impl Builder<'_> {
         })
     }
 
-    /// Description and shots.
+    /// Description, preamble and shots.
     fn before(&self, doc: &Value, shots: &mut Shots) -> Result<String> {
         let spec = self.spec;
         let mut out = self.scope.string(&spec.description, doc).context("description")?;
+        out += &self.preamble;
         let k = spec.num_fewshot.unwrap_or(0);
         // lm-eval drops the document itself only when the few-shot split and the test split have one name, or neither is named.
         let drops = spec.fewshot.split == spec.test_split;

@@ -1,4 +1,4 @@
-//! Documents of a split, read from local files: JSON lines, JSON arrays, CSV, plain or compressed.
+//! Documents of a split, read from local files: JSON lines, JSON arrays, CSV, plain or compressed, and Parquet.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
+use super::parquet;
 use crate::error::bad_input;
 use crate::text::corpus::unpacked;
 
@@ -18,6 +19,18 @@ pub struct Library {
     folders: Vec<PathBuf>,
     read: Mutex<BTreeMap<PathBuf, Arc<Vec<Value>>>>,
 }
+
+/// A task's data is not at hand. Other tasks can go on.
+#[derive(Debug)]
+pub struct MissingData(pub String);
+
+impl std::fmt::Display for MissingData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for MissingData {}
 
 const FORMATS: [&str; 5] = ["jsonl", "json", "ndjson", "csv", "parquet"];
 /// Some editors put it at a file's start.
@@ -30,9 +43,17 @@ impl Library {
         Self { folders, read: Mutex::default() }
     }
 
+    /// One file `name` whose documents are known.
+    pub fn of(name: PathBuf, documents: Vec<Value>) -> Self {
+        Self { folders: Vec::new(), read: Mutex::new([(name, Arc::new(documents))].into()) }
+    }
+
     /// The first file that exists: each of `names` is a path with its extension, or a stem without (`arc_easy_test`, and also
     /// `arc_easy/test`).
     pub fn find(&self, names: &[String]) -> Option<PathBuf> {
+        if let Some(known) = names.iter().map(PathBuf::from).find(|name| self.lock().contains_key(name)) {
+            return Some(known);
+        }
         names.iter().find_map(|name| self.folders.iter().find_map(|folder| find_one(folder, name)))
     }
 
@@ -40,11 +61,12 @@ impl Library {
     pub fn require(&self, task: &str, split: &str, names: &[String]) -> Result<PathBuf> {
         self.find(names).ok_or_else(|| {
             let folders: Vec<_> = self.folders.iter().map(|f| f.display().to_string()).collect();
-            bad_input(format!(
-                "{task}: no file with its {split} split in {}: looked for {} (.jsonl, .json or .csv, plain, .zst or .gz)",
+            MissingData(format!(
+                "{task}: no file with its {split} split in {}: looked for {} (.jsonl, .json, .csv or .parquet, plain, .zst or .gz)",
                 folders.join(", "),
                 names.join(", ")
             ))
+            .into()
         })
     }
 
@@ -88,11 +110,11 @@ fn format_of(path: &Path) -> Option<&'static str> {
 /// All documents of a file. Errors name file and line.
 pub fn read(path: &Path) -> Result<Vec<Value>> {
     let format = format_of(path).ok_or_else(|| {
-        bad_input(format!("{}: the name does not tell a format: .jsonl, .json or .csv is expected", path.display()))
+        bad_input(format!("{}: the name does not tell a format: .jsonl, .json, .csv or .parquet is expected", path.display()))
     })?;
     let documents = match format {
         "csv" => csv(path)?,
-        "parquet" => parquet(path)?,
+        "parquet" => parquet::read(path)?,
         "json" => json(path)?,
         _ => json_lines(path, &text(path)?)?,
     };
@@ -215,11 +237,6 @@ fn fields(names: &[String], row: Vec<String>) -> Value {
         map.insert("choices".into(), choices.into());
     }
     Value::Object(map)
-}
-
-/// Parquet is recognised so that the error can say what to do.
-fn parquet(path: &Path) -> Result<Vec<Value>> {
-    Err(bad_input(format!("{}: Parquet is not read; convert it to JSON lines, one object per row", path.display())))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ pub mod builtin;
 pub mod documents;
 pub mod fewshot;
 pub mod field;
+pub mod parquet;
 pub mod registry;
 pub mod spec;
 pub mod spec_parts;

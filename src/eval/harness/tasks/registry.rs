@@ -64,12 +64,13 @@ pub struct Registry {
 }
 
 /// The definitions that come with the program.
-const BUILT_IN: [(&str, &str); 7] = [
+const BUILT_IN: [(&str, &str); 8] = [
     ("mmlu.toml", include_str!("definitions/mmlu.toml")),
     ("gsm8k.toml", include_str!("definitions/gsm8k.toml")),
     ("humaneval.toml", include_str!("definitions/humaneval.toml")),
     ("bbh_cot_fewshot.toml", include_str!("definitions/bbh_cot_fewshot.toml")),
     ("multiple_choice.toml", include_str!("definitions/multiple_choice.toml")),
+    ("truthfulqa.toml", include_str!("definitions/truthfulqa.toml")),
     ("winogrande.toml", include_str!("definitions/winogrande.toml")),
     ("language_modeling.toml", include_str!("definitions/language_modeling.toml")),
 ];

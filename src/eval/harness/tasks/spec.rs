@@ -22,6 +22,18 @@ pub enum OutputType {
     GenerateUntil,
 }
 
+impl OutputType {
+    /// lm-eval's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            OutputType::Loglikelihood => "loglikelihood",
+            OutputType::LoglikelihoodRolling => "loglikelihood_rolling",
+            OutputType::MultipleChoice => "multiple_choice",
+            OutputType::GenerateUntil => "generate_until",
+        }
+    }
+}
+
 /// Where few-shot examples come from and how they are written, where that differs from the task's own fields.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Fewshot {
@@ -71,6 +83,10 @@ pub struct TaskSpec {
     pub filters: Vec<Filter>,
     pub decontamination: Option<String>,
     pub unsafe_code: bool,
+    /// What to do when the data is not at hand, half a sentence.
+    pub how_to_get: Option<String>,
+    /// Names of a data file whose first `text` stands before every prompt.
+    pub preamble: Vec<String>,
     /// `metadata.version`
     pub version: Value,
     /// The definition as read, for the results.
@@ -96,7 +112,7 @@ impl Source {
     }
 }
 
-const KEYS: [&str; 34] = [
+const KEYS: [&str; 36] = [
     "task",
     "task_alias",
     "tag",
@@ -132,6 +148,8 @@ const KEYS: [&str; 34] = [
     "only",
     "official_docs",
     "notes",
+    "how_to_get",
+    "preamble",
 ];
 
 /// lm-eval's keys that cannot be honoured here.
@@ -196,6 +214,8 @@ impl TaskSpec {
             repeats: read.number("repeats")?.unwrap_or(1),
             filters: filters(&map, source)?,
             decontamination: read.string("doc_to_decontamination_query")?,
+            preamble: read.strings("preamble")?,
+            how_to_get: read.string("how_to_get")?,
             unsafe_code: map.get("unsafe_code").and_then(Value::as_bool).unwrap_or(false),
             version: map.get("metadata").and_then(|m| m.get("version")).cloned().unwrap_or(Value::Null),
             fewshot_delimiter,

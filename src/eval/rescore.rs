@@ -1,0 +1,97 @@
+//! Scores of saved answers, without a model: filters, metrics and programs run again over the records of an earlier run.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
+
+use super::harness::request::{Request, Response};
+use super::harness::score::code::CodeRunner;
+use super::harness::score::counts::Counts;
+use super::harness::score::results::Scored;
+use super::harness::score::samples::score;
+use super::harness::tasks::build::{Built, Options, build};
+use super::harness::tasks::documents::Library;
+use super::harness::tasks::spec::TaskSpec;
+use super::harness::tasks::template::Templates;
+use super::session::records::TaskRecords;
+use crate::error::bad_input;
+
+/// The task as `records` tell it, with its definition of today: documents, requests and answers are those of the records.
+///
+/// # Errors
+/// `BadInput`: a record does not fit the task.
+pub fn rescore(spec: &TaskSpec, records: &TaskRecords, code: Option<&dyn CodeRunner>, bootstrap_iters: usize) -> Result<Scored> {
+    let first = records.records.first().map(|r| &r["filter"]);
+    // Every filter has the same answers.
+    let own: Vec<&Value> = records.records.iter().filter(|r| Some(&r["filter"]) == first).collect();
+    let mut built = rebuild(spec, records, &own)?;
+    let mut responses = Vec::new();
+    for (asked, record) in built.asked.iter_mut().zip(&own) {
+        let says = || format!("{}: document {}", records.path.display(), record["doc_id"]);
+        asked.doc_id = record["doc_id"].as_u64().unwrap_or_default() as usize;
+        asked.requests = requests(record).with_context(says)?;
+        let answers = record["resps"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if answers.len() != asked.requests.len() {
+            let text = format!("{} answers to {} requests", answers.len(), asked.requests.len());
+            return Err(bad_input(text)).with_context(says);
+        }
+        responses.extend(answers.iter().map(response).collect::<Result<Vec<_>>>().with_context(says)?);
+    }
+    let score = score(&built, &responses, code, Counts::default(), bootstrap_iters)?;
+    Ok((built, score))
+}
+
+/// Documents of the records in the place of the task's data.
+fn rebuild(spec: &TaskSpec, records: &TaskRecords, own: &[&Value]) -> Result<Built> {
+    let mut spec = spec.clone();
+    // Documents were processed and chosen before they were recorded.
+    spec.process_docs = None;
+    spec.only = Map::new();
+    spec.official_docs = None;
+    spec.preamble = Vec::new();
+    let name = PathBuf::from(records.path.file_name().unwrap_or_default());
+    spec.data_files = [(spec.evaluated_split().to_string(), vec![name.display().to_string()])].into();
+    let library = Library::of(name, own.iter().map(|r| r["doc"].clone()).collect());
+    let options = Options { num_fewshot: Some(0), ..Options::default() };
+    let built = build(&spec, &library, &Templates::default(), &options);
+    built.with_context(|| format!("rebuilding {} from {}", spec.name, records.path.display()))
+}
+
+/// The requests that lm-eval's `arguments` tell.
+fn requests(record: &Value) -> Result<Vec<Request>> {
+    let all = record["arguments"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let text = |v: &Value| v.as_str().map(str::to_string).ok_or_else(|| bad_input(format!("an argument is {v}, not a text")));
+    all.iter()
+        .map(|arguments| match arguments.as_array().map(Vec::as_slice) {
+            Some([one]) => Ok(Request::Rolling { text: text(one)? }),
+            Some([context, Value::Object(options)]) => {
+                Ok(Request::Generate { context: text(context)?, options: options.clone() })
+            }
+            Some([context, continuation]) => {
+                Ok(Request::Loglikelihood { context: text(context)?, continuation: text(continuation)? })
+            }
+            _ => Err(bad_input(format!("`arguments` holds {arguments}"))),
+        })
+        .collect()
+}
+
+/// One entry of lm-eval's `resps`.
+fn response(v: &Value) -> Result<Response> {
+    let wrong = || bad_input(format!("`resps` holds {v}, which is no answer"));
+    let list = v.as_array().ok_or_else(wrong)?;
+    match &list[..] {
+        [Value::Array(pair)] => match &pair[..] {
+            [logprob, is_greedy] => Ok(Response::Loglikelihood {
+                logprob: logprob.as_f64().ok_or_else(wrong)?,
+                is_greedy: is_greedy.as_bool().ok_or_else(wrong)?,
+            }),
+            _ => Err(wrong()),
+        },
+        [Value::Number(n)] => Ok(Response::Rolling { logprob: n.as_f64().ok_or_else(wrong)? }),
+        texts => {
+            let texts = texts.iter().map(|t| t.as_str().map(str::to_string)).collect::<Option<_>>();
+            Ok(Response::Generated(texts.ok_or_else(wrong)?))
+        }
+    }
+}
