@@ -62,6 +62,7 @@ pub const POINTS: &[Point] = &[
     point("loss", Kind::Numbers, "a micro-batch's loss is known; @n is the batch's number in the run"),
     point("guard.rollback", Kind::Counted, "a checkpoint is about to be gone back to"),
     point("eval", Kind::Counted, "a batch of held-out data is about to be scored"),
+    point("benchmarks", Kind::Counted, "a round of benchmark tasks is about to run in training"),
     point("ckpt.begin", Kind::Counted, "a save was asked for, nothing is on disk yet"),
     point("ckpt.tmp_created", Kind::Counted, "the temporary folder exists and is empty"),
     point("ckpt.write", Kind::Write, "a piece of a tensor file is about to be written"),

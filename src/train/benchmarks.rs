@@ -26,6 +26,7 @@ use crate::eval::session::log::RequestLog;
 use crate::eval::session::work::{Unwatched, answer};
 use crate::eval::session::{Encoding, TaskPlan, Tasks, plan_all, score_all, select};
 use crate::eval::tokenizer::EvalTokenizer;
+use crate::failpoint;
 use crate::model::{Model, ParamStore};
 use crate::parallel::group::even_pieces;
 use crate::parallel::{Group, Sharing};
@@ -208,7 +209,7 @@ impl<R> Spread<'_, R> {
         if agree(self.world, (self.interrupted)())? {
             return Err(Interrupted.into());
         }
-        Ok(())
+        failpoint::hit("benchmarks")
     }
 
     /// This rank's part of `all`.
