@@ -63,6 +63,7 @@ pub const POINTS: &[Point] = &[
     point("guard.rollback", Kind::Counted, "a checkpoint is about to be gone back to"),
     point("eval", Kind::Counted, "a batch of held-out data is about to be scored"),
     point("eval.log", Kind::Counted, "a round of an evaluation's answers is about to be written to requests.log"),
+    point("benchmarks", Kind::Counted, "a round of benchmark tasks is about to run in training"),
     point("ckpt.begin", Kind::Counted, "a save was asked for, nothing is on disk yet"),
     point("ckpt.tmp_created", Kind::Counted, "the temporary folder exists and is empty"),
     point("ckpt.write", Kind::Write, "a piece of a tensor file is about to be written"),

@@ -39,7 +39,7 @@ pub fn rescore(spec: &TaskSpec, records: &TaskRecords, code: Option<&dyn CodeRun
         responses.extend(answers.iter().map(response).collect::<Result<Vec<_>>>().with_context(says)?);
     }
     let score = score(&built, &responses, code, Counts::default(), bootstrap_iters)?;
-    Ok((built, score))
+    Ok((built.into(), score))
 }
 
 /// Documents of the records in the place of the task's data.

@@ -122,12 +122,20 @@ pub fn read_metrics(path: &Path) -> Result<Metrics> {
     Ok(out)
 }
 
-/// The line of the last step in a metrics file, as text and as an object, found from the file's end without reading the rest;
-/// None where there is none.
+/// The line of the last step in a metrics file, as [`last_line`] finds it.
 ///
 /// # Errors
 /// When the file cannot be read.
 pub fn last_step(path: &Path) -> Result<Option<(String, Map<String, Value>)>> {
+    last_line(path, |line| line.get("step").is_some_and(Value::is_u64))
+}
+
+/// The last line of a metrics file that is `wanted`, as text and as an object, looked for from the file's end without reading the rest;
+/// None where there is none.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn last_line(path: &Path, wanted: impl Fn(&Map<String, Value>) -> bool) -> Result<Option<(String, Map<String, Value>)>> {
     /// Longer than any line and the events behind it.
     const TAIL_BYTES: u64 = 8 << 20;
     let what = || format!("reading {}", path.display());
@@ -139,7 +147,7 @@ pub fn last_step(path: &Path) -> Result<Option<(String, Map<String, Value>)>> {
     Ok(tail.rsplit(|byte| *byte == b'\n').find_map(|line| {
         let object: Map<String, Value> = serde_json::from_slice(line).ok()?;
         let text = String::from_utf8(line.to_vec()).ok()?;
-        object.get("step")?.is_u64().then_some((text, object))
+        wanted(&object).then_some((text, object))
     }))
 }
 

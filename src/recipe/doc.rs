@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::schema::{Default, KEYS, Key, Resume};
 
-const TABLES: [(&str, &str); 16] = [
+const TABLES: [(&str, &str); 17] = [
     ("run", ""),
     ("model", "The shape: a preset, fields, or a preset with fields that differ."),
     ("tokenizer", ""),
@@ -18,6 +18,7 @@ const TABLES: [(&str, &str); 16] = [
     ("checkpoint", ""),
     ("guards", "Batches that are not to be trusted ([GUARDS.md](GUARDS.md))."),
     ("eval", ""),
+    ("eval.tasks", "Benchmark tasks that run on the weights in training; none is needed. They change no bit of the run."),
     ("metrics", ""),
     (
         "parallel",

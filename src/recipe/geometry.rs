@@ -28,8 +28,19 @@ pub fn check(recipe: &mut Recipe, values: &Values, problems: &mut Vec<Problem>) 
     } else if !r.data.sources.iter().map(|s| s.weight).sum::<f64>().is_finite() {
         problem("data.sources.0.weight", "the sum of all `data.sources.*.weight` overflows".into());
     }
-    if r.eval.every.is_some() && r.data.validation.is_empty() {
-        problem("eval.every", "`eval.every` is given, but there is no [[data.validation]] to evaluate on".into());
+    if r.eval.every.is_some() && r.data.validation.is_empty() && r.eval.tasks.is_empty() {
+        problem(
+            "eval.every",
+            "`eval.every` is given, but there is no [[data.validation]] to evaluate on, and no [[eval.tasks]]".into(),
+        );
+    }
+    if !r.eval.tasks.is_empty() && r.tokenizer.is_none() {
+        problem("eval.tasks.0.task", "[[eval.tasks]] need `tokenizer.path`: their texts must become tokens".into());
+    }
+    if !r.eval.tasks.is_empty() && r.parallel.ep > 1 {
+        let text =
+            "[[eval.tasks]] need all experts on each rank, but `parallel.ep` is above 1: evaluate checkpoints with `zaya eval`";
+        problem("eval.tasks.0.task", text.into());
     }
     if r.eval.every.is_none() && !r.data.validation.is_empty() {
         warnings.push(NEVER_EVALUATED.to_string());

@@ -125,8 +125,13 @@ pub const KEYS: &[Key] = &[
     key("guards.limit", Integer { min: 0, max: ANY }, Value("10"), Free, "Batches that may be refused without `spike_window` accepted steps in a row between them; one more ends the run."),
     key("guards.skip_batches", Batches, Value("[]"), Free, "Batches that are passed over without being looked at, by their number in the run, counted from 0: numbers, and pairs of a first and a last one, such as `[17, [40, 44]]`."),
 
-    key("eval.every", Integer { min: 1, max: ANY }, Absent("never"), Free, "Steps between evaluations on `data.validation`; one more follows the last step."),
+    key("eval.every", Integer { min: 1, max: ANY }, Absent("never"), Free, "Steps between evaluations on `data.validation`, and of `eval.tasks` that say nothing else; one more follows the last step."),
     key("eval.tokens", Tokens { min: 1 }, Absent("the whole set"), Free, "Tokens of each held-out set that are used, rounded down to whole sequences."),
+    key("eval.tasks.*.task", Text, Required, Free, "A benchmark task or group, named as for `zaya eval --tasks` ([EVAL.md](EVAL.md)); needs `tokenizer.path`."),
+    key("eval.tasks.*.data", Path, Required, Free, "Folder that holds the task's data files."),
+    key("eval.tasks.*.every", Integer { min: 1, max: ANY }, Absent("`eval.every`, else only the last step"), Free, "Steps between runs of the task; one more follows the last step."),
+    key("eval.tasks.*.num_fewshot", Integer { min: 0, max: 10_000 }, Absent("the task's own"), Free, "Worked examples before each document."),
+    key("eval.tasks.*.limit", Integer { min: 1, max: ANY }, Absent("all documents"), Free, "First documents of each task that are asked."),
 
     key("metrics.every", Integer { min: 1, max: ANY }, Value("1"), Free, "Steps between lines of `metrics.jsonl`."),
 

@@ -320,6 +320,18 @@ impl Reader<'_> {
         out
     }
 
+    fn eval_tasks(&mut self, base: &Path) -> Vec<EvalTask> {
+        let of = |k: usize, leaf: &str| format!("eval.tasks.{k}.{leaf}");
+        let one = |k: usize| EvalTask {
+            task: self.text(&of(k, "task")).unwrap_or_default(),
+            data: paths::absolute(base, &self.text(&of(k, "data")).unwrap_or_default()),
+            every: self.int_opt(&of(k, "every")).or_else(|| self.int_opt("eval.every")),
+            num_fewshot: self.int_opt(&of(k, "num_fewshot")).map(|n| n as usize),
+            limit: self.int_opt(&of(k, "limit")),
+        };
+        (0..self.values.len_of("eval.tasks")).map(one).collect()
+    }
+
     /// Steps of the run and of the warm-up, from steps or tokens.
     fn lengths(&mut self, global_batch_tokens: u64) -> (u64, u64) {
         let batch = global_batch_tokens.max(1);
@@ -443,7 +455,7 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
             },
         },
         guards: r.guards(),
-        eval: Eval { every: r.int_opt("eval.every"), tokens: r.int_opt("eval.tokens") },
+        eval: Eval { every: r.int_opt("eval.every"), tokens: r.int_opt("eval.tokens"), tasks: r.eval_tasks(base) },
         metrics: Metrics { every: r.int("metrics.every") },
         parallel: r.parallel(),
         stages: Vec::new(),

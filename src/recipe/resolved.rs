@@ -226,6 +226,22 @@ pub struct Eval {
     pub every: Option<u64>,
     /// Tokens of each held-out set; None = all.
     pub tokens: Option<u64>,
+    pub tasks: Vec<EvalTask>,
+}
+
+/// A benchmark that runs on the weights in training.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvalTask {
+    /// Name of a task or group.
+    pub task: String,
+    /// Folder of data files.
+    pub data: PathBuf,
+    /// Steps; None = only the last one.
+    pub every: Option<u64>,
+    /// None = the task's own.
+    pub num_fewshot: Option<usize>,
+    /// Documents of each task; None = all.
+    pub limit: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]

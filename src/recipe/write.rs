@@ -131,6 +131,14 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     guards(r, &mut out);
     out.some("eval.every", r.eval.every, int);
     out.some("eval.tokens", r.eval.tokens, int);
+    for (i, t) in r.eval.tasks.iter().enumerate() {
+        let key = |leaf: &str| format!("eval.tasks.{i}.{leaf}");
+        out.put(&key("task"), t.task.as_str().into());
+        out.put(&key("data"), path(&t.data));
+        out.some(&key("every"), t.every, int);
+        out.some(&key("num_fewshot"), t.num_fewshot, |n| int(n as u64));
+        out.some(&key("limit"), t.limit, int);
+    }
     out.put("metrics.every", int(r.metrics.every));
     parallel(r, &mut out);
 

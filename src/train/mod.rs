@@ -1,6 +1,7 @@
 //! The step, the loop, stopping and resuming.
 
 pub mod backend;
+mod benchmarks;
 pub mod candle_engine;
 pub mod config;
 pub mod context_report;

@@ -7,13 +7,14 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::benchmarks::Results;
 use super::context_report::ContextReport;
 use super::step::StepReport;
 use super::validate::Score;
 use super::writer::Stall;
 use crate::checkpoint::Saved;
 use crate::checkpoint::remote::Uploaded;
-use crate::monitor::metrics::last_step;
+use crate::monitor::metrics::{last_line, last_step};
 use crate::optim::balance::ExpertLoad;
 use crate::parallel::bucket;
 use crate::parallel::exchange::Waits;
@@ -137,6 +138,25 @@ pub fn validation(scores: &[Score]) -> Map<String, Value> {
 pub fn without_validation(metrics: &Path, step: u64) -> Result<Option<String>> {
     let last = last_step(metrics)?.filter(|(_, line)| line["step"] == step && !line.contains_key(VAL_LOSS));
     Ok(last.map(|(text, _)| text))
+}
+
+const BENCHMARKS: &str = "benchmarks";
+
+/// The event of benchmark tasks that ran on the weights of a step.
+pub fn benchmarks(step: u64, stage: Option<&str>, results: &Results) -> Value {
+    let mut event = json!({"event": BENCHMARKS, "at_step": step});
+    if let Some(stage) = stage {
+        event["stage"] = stage.into();
+    }
+    event["tasks"] = results.tasks.clone().into();
+    event["seconds"] = results.seconds.into();
+    event
+}
+
+/// Whether metrics tell of benchmark tasks at `step`.
+pub fn has_benchmarks(metrics: &Path, step: u64) -> Result<bool> {
+    let of_step = |line: &Map<String, Value>| line.get("event").is_some_and(|e| e == BENCHMARKS) && line["at_step"] == step;
+    Ok(last_line(metrics, of_step)?.is_some())
 }
 
 /// The event of a save that failed; training may have gone on.

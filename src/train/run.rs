@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::backend::{self, Fitted};
+use super::benchmarks::Benchmarks;
 use super::candle_engine::Candle;
 use super::config::{balance_config, loader_config, source_specs};
 use super::context_report::Measure;
@@ -165,6 +166,7 @@ pub(super) struct Run<'a, E: Engine> {
     to_skip: Spans,
     guards: Guards,
     validation: Vec<NamedSet>,
+    benchmarks: Option<Benchmarks>,
     tokenizer_hash: Option<String>,
     data_fingerprint: String,
     kept: Kept,
@@ -201,6 +203,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let loader = Loader::open(loader_config(recipe), &source_specs(recipe, &data.earlier_tokens))?;
         let validation = open_validation(recipe)?;
         let tokenizer_hash = check_tokenizer(recipe, &loader, &validation)?;
+        let benchmarks = Benchmarks::open(recipe)?;
         let data_fingerprint = loader.fingerprint();
 
         let table = ParamTable::new(&recipe.model);
@@ -281,6 +284,7 @@ impl<'a, E: Engine> Run<'a, E> {
             to_skip: recipe.guards.skip_batches.iter().copied().collect(),
             guards,
             validation,
+            benchmarks,
             tokenizer_hash,
             data_fingerprint,
             kept: leg.kept,
@@ -366,7 +370,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 if entered {
                     tell!("resuming at step {step} of {total}, {} tokens seen", self.state.tokens_seen);
                 }
-                if entered && !self.finish_validation(step)? {
+                if entered && !(self.finish_validation(step)? && self.finish_benchmarks(step)?) {
                     return Ok(self.agreed_reason()?.or(end));
                 }
                 if step >= until {
@@ -469,6 +473,7 @@ impl<'a, E: Engine> Run<'a, E> {
                 );
                 self.write_metrics(&line);
             }
+            validated &= self.run_benchmarks(now)?;
             if now < until && now.is_multiple_of(self.recipe.checkpoint.every) {
                 self.save()?;
             }
@@ -547,6 +552,30 @@ impl<'a, E: Engine> Run<'a, E> {
         let micro = train.sequences_at_once();
         let one = |set| score(engine, params, sharing, set, tokens, micro, train.seq_len, &interrupted);
         self.validation.iter().map(one).collect()
+    }
+
+    /// Runs, tells and records the benchmark tasks that are due at `step`. False when a signal cuts them short.
+    fn run_benchmarks(&mut self, step: u64) -> Result<bool> {
+        let last = step == self.stage_end();
+        let Some(benchmarks) = self.benchmarks.as_ref().filter(|b| b.due(step, last)) else { return Ok(true) };
+        let interrupted = || self.stop.signalled().is_some();
+        let results = benchmarks.run((step, last), &self.engine, &self.state.params, self.sharing, &interrupted)?;
+        let Some(results) = results else { return Ok(false) };
+        results.sentences().iter().for_each(|s| tell!("step {step}  {s}"));
+        self.write_metrics(&report::benchmarks(step, self.stage_name(), &results));
+        Ok(true)
+    }
+
+    /// As `finish_validation`, of benchmark tasks.
+    fn finish_benchmarks(&mut self, step: u64) -> Result<bool> {
+        let missing = match &self.kept.first {
+            Some(first) if self.benchmarks.is_some() => !report::has_benchmarks(first.metrics.path(), step)?,
+            _ => false,
+        };
+        if !agree(self.world(), missing)? {
+            return Ok(true);
+        }
+        self.run_benchmarks(step)
     }
 
     /// Tells and records what the model makes of long context now. Without held-out data there is nothing to tell it by.

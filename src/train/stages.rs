@@ -240,14 +240,18 @@ fn open(whole: &Recipe, step: u64) -> Result<Checkpoint> {
     Checkpoint::open(&whole.run.dir.join(CKPT_DIR).join(checkpoint::step_dir(step)))
 }
 
-/// The stage whose turn it is at a checkpoint. At a border that is the later stage, unless the earlier one's last validation was cut
-/// short: it is made up for as that stage makes it.
+/// The stage whose turn it is at a checkpoint. At a border that is the later stage, unless the earlier one's last validation, or its
+/// benchmark tasks, were cut short: they are made up for as that stage makes them.
 fn stage_to_enter(whole: &Recipe, from: &Checkpoint) -> Result<usize> {
     let step = from.meta().step;
     let next = whole.stage_at(step);
     let last = DataState::of(from)?.stage.unwrap_or(next);
     let metrics = whole.run.dir.join(METRICS_FILE);
-    let ends_here = last < next && whole.eval.every.is_some() && !whole.data.validation.is_empty();
-    let unfinished = ends_here && metrics.is_file() && report::without_validation(&metrics, step)?.is_some();
-    Ok(if unfinished { last } else { next })
+    if last == next || !metrics.is_file() {
+        return Ok(next);
+    }
+    let validated = whole.eval.every.is_none() || whole.data.validation.is_empty();
+    let validated = validated || report::without_validation(&metrics, step)?.is_none();
+    let asked = whole.eval.tasks.is_empty() || report::has_benchmarks(&metrics, step)?;
+    Ok(if validated && asked { next } else { last })
 }

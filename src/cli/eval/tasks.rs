@@ -79,7 +79,7 @@ pub fn run(args: &RunArgs, model_dir: &Path, output: &Path, backend: BackendName
         drop(work);
         let code = sandbox.as_ref().map(|s| s as &dyn CodeRunner);
         let Tasks { nodes, built, skipped } = tasks;
-        let (scored, requests) = score_all(built, &plans, &answers, code, options.bootstrap_iters)?;
+        let (scored, requests) = score_all(&built, &plans, &answers, code, options.bootstrap_iters)?;
         session.write(&nodes, &scored, &skipped, usage, &requests, started)?;
         Ok(if skipped.is_empty() { exit_code::OK } else { exit_code::PARTIAL })
     })

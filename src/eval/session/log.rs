@@ -28,7 +28,8 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct RequestLog {
     path: PathBuf,
-    file: File,
+    /// None = nothing is kept.
+    file: Option<File>,
     run: String,
     answers: HashMap<Key, Answer>,
     rounds: HashMap<Key, Usage>,
@@ -66,7 +67,12 @@ impl RequestLog {
         }
         file.set_len(good).with_context(say)?;
         file.seek(SeekFrom::End(0)).with_context(say)?;
-        Ok(Self { path: path.to_path_buf(), file, run: run.to_string(), answers, rounds })
+        Ok(Self { path: path.to_path_buf(), file: Some(file), run: run.to_string(), answers, rounds })
+    }
+
+    /// A log that knows nothing and keeps nothing.
+    pub fn none() -> Self {
+        Self { path: PathBuf::new(), file: None, run: String::new(), answers: HashMap::new(), rounds: HashMap::new() }
     }
 
     /// The answers of a round, in its order, if all are known, and what it took.
@@ -77,6 +83,7 @@ impl RequestLog {
 
     /// Adds a round. What was appended survives the process; it is synced to disk.
     pub fn append(&mut self, keys: &[Key], answers: &[Answer], usage: Usage) -> Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
         failpoint::hit("eval.log")?;
         let mut text = format!(
             "{}\n",
@@ -97,8 +104,8 @@ impl RequestLog {
             text += &format!("{}\n", Value::Object(line));
         }
         let say = || format!("writing to the log of requests {}", self.path.display());
-        self.file.write_all(text.as_bytes()).with_context(say)?;
-        self.file.sync_data().with_context(say)
+        file.write_all(text.as_bytes()).with_context(say)?;
+        file.sync_data().with_context(say)
     }
 }
 

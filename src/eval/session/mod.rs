@@ -11,6 +11,7 @@ pub mod table;
 pub mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rayon::prelude::*;
@@ -52,7 +53,7 @@ pub fn select(registry: &Registry, names: &[String]) -> Result<Vec<Node>> {
 pub struct Tasks {
     pub nodes: Vec<Node>,
     /// In the order of the nodes, each task once.
-    pub built: Vec<Built>,
+    pub built: Vec<Arc<Built>>,
     /// Tasks whose data is not at hand, and a sentence of each.
     pub skipped: Vec<(String, String)>,
 }
@@ -69,7 +70,7 @@ impl Tasks {
         let (mut built, mut skipped) = (Vec::new(), Vec::new());
         for (spec, one) in specs.iter().zip(all) {
             match one {
-                Ok(one) => built.push(one),
+                Ok(one) => built.push(Arc::new(one)),
                 Err(e) => match e.downcast_ref::<MissingData>() {
                     Some(missing) => {
                         let hint = spec.how_to_get.as_ref().map_or(String::new(), |h| format!("; {h}"));
@@ -122,7 +123,11 @@ impl Encoding {
 }
 
 /// The ids of all tasks, and all that is asked of the model.
-pub fn plan_all<T: Encode + Sync + ?Sized>(built: &[Built], tokenizer: &T, encoding: &Encoding) -> Result<(Vec<TaskPlan>, Work)> {
+pub fn plan_all<T: Encode + Sync + ?Sized>(
+    built: &[Arc<Built>],
+    tokenizer: &T,
+    encoding: &Encoding,
+) -> Result<(Vec<TaskPlan>, Work)> {
     let mut work = Work::default();
     let eos = tokenizer.eos().map(|(_, text)| text);
     let mut plans = Vec::with_capacity(built.len());
@@ -137,7 +142,7 @@ pub fn plan_all<T: Encode + Sync + ?Sized>(built: &[Built], tokenizer: &T, encod
 
 /// Scores of all tasks by name, and the lines of requests.jsonl.
 pub fn score_all(
-    built: Vec<Built>,
+    built: &[Arc<Built>],
     plans: &[TaskPlan],
     answers: &Answers,
     code: Option<&dyn CodeRunner>,
@@ -145,12 +150,12 @@ pub fn score_all(
 ) -> Result<(BTreeMap<String, Scored>, Vec<Value>)> {
     let mut hand_out = HandOut::new(answers);
     let (mut scored, mut requests) = (BTreeMap::new(), Vec::new());
-    for (task, plan) in built.into_iter().zip(plans) {
-        let (responses, lines): (Vec<Response>, _) = hand_out.task(&task, &plan.planned)?;
+    for (task, plan) in built.iter().zip(plans) {
+        let (responses, lines): (Vec<Response>, _) = hand_out.task(task, &plan.planned)?;
         requests.extend(lines);
-        let score = score(&task, &responses, code, plan.counts, bootstrap_iters);
+        let score = score(task, &responses, code, plan.counts, bootstrap_iters);
         let score = score.with_context(|| format!("scoring {}", task.spec.name))?;
-        scored.insert(task.spec.name.clone(), (task, score));
+        scored.insert(task.spec.name.clone(), (task.clone(), score));
     }
     Ok((scored, requests))
 }

@@ -1,5 +1,6 @@
 //! Progress on a terminal: time left by tokens, and the score so far. Elsewhere nothing is shown.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -16,7 +17,7 @@ use crate::eval::harness::tasks::build::Built;
 
 /// The first metric over the documents whose answers are all there.
 pub struct Running<'a> {
-    built: &'a [Built],
+    built: &'a [Arc<Built>],
     documents: Vec<Document>,
     /// Which document each pair and each text belongs to; none where no score can be told before the end.
     of_pair: Vec<Option<usize>>,
@@ -39,7 +40,7 @@ struct Document {
 }
 
 impl<'a> Running<'a> {
-    pub fn new(built: &'a [Built], plans: &[TaskPlan]) -> Self {
+    pub fn new(built: &'a [Arc<Built>], plans: &[TaskPlan]) -> Self {
         let mut out =
             Self { built, documents: Vec::new(), of_pair: Vec::new(), of_text: Vec::new(), sum: 0.0, count: 0, shares: true };
         for (t, (task, plan)) in built.iter().zip(plans).enumerate() {

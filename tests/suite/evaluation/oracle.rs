@@ -11,8 +11,8 @@ use zaya::eval::harness::request::Response;
 use zaya::eval::harness::run::{Planned, line, plan};
 use zaya::eval::harness::score::code::{CodeRunner, Verdict};
 use zaya::eval::harness::score::counts::Counts;
-use zaya::eval::harness::score::results::{RunInfo, results};
-use zaya::eval::harness::score::samples::{TaskScore, score};
+use zaya::eval::harness::score::results::{RunInfo, Scored, results};
+use zaya::eval::harness::score::samples::score;
 use zaya::eval::harness::tasks::build::{Built, Options, build};
 use zaya::eval::harness::tasks::documents::Library;
 use zaya::eval::harness::tasks::registry::{GroupMetric, GroupSpec, Node, Registry};
@@ -134,7 +134,7 @@ fn whole_run(folder: &Path, run: &str, library: &Library) {
     let asked = records(&folder.join("requests.jsonl"));
     let max_length = theirs["max_length"].as_u64().unwrap() as usize;
     let bos = (run == "wikitext_bos0").then_some(false);
-    let mut scored: BTreeMap<String, (Built, TaskScore)> = BTreeMap::new();
+    let mut scored: BTreeMap<String, Scored> = BTreeMap::new();
     let mut next = samples.iter();
     let mut ids_compared = 0;
     // Records lie in the order of the tasks' names.
@@ -161,14 +161,14 @@ fn whole_run(folder: &Path, run: &str, library: &Library) {
             assert_same(line(ours).trim_end(), theirs, &format!("{run} {key}"));
         }
         ids_compared += compare_ids(&built, &asked, &tok, bos, max_length);
-        scored.insert(name, (built, task));
+        scored.insert(name, (built.into(), task));
     }
     assert!(next.next().is_none(), "{run}: records are left over");
     compare_results(run, &registry, &theirs, &scored);
     eprintln!("{run}: {} records and {ids_compared} requests agree", samples.len());
 }
 
-fn compare_results(run: &str, registry: &Registry, theirs: &Value, scored: &BTreeMap<String, (Built, TaskScore)>) {
+fn compare_results(run: &str, registry: &Registry, theirs: &Value, scored: &BTreeMap<String, Scored>) {
     let groups = theirs["group_subtasks"].as_object().unwrap();
     let task = |key: &str| registry.resolve(&our_name(key)).unwrap().remove(0);
     let nodes: Vec<Node> = match groups.iter().next() {

@@ -114,6 +114,7 @@ fn what_cannot_be_asked_is_said_before_training() {
         lab.run("none", &args).expect(2).says(says);
         assert!(!lab.path("none/ckpt").exists());
     }
-    fs::write(lab.path("r.toml"), fs::read_to_string(lab.path("r.toml")).unwrap().replace("[tokenizer]\npath", "# path")).unwrap();
+    fs::write(lab.path("r.toml"), fs::read_to_string(lab.path("r.toml")).unwrap().replace("[tokenizer]\npath", "# path"))
+        .unwrap();
     lab.run("none", &[]).expect(2).says(&["tokenizer.path"]);
 }

@@ -1,6 +1,7 @@
 //! `zaya pretrain`, the program itself, on a tiny model: runs, stops, kills, resumes, refusals.
 
 mod background;
+mod benchmarks;
 mod damage;
 mod extend;
 mod gpu;

@@ -1,6 +1,7 @@
 //! results.json: lm-eval's keys, and a block `zaya`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -16,7 +17,7 @@ use crate::eval::harness::tasks::registry::{GroupSpec, Node};
 use crate::eval::harness::tasks::spec::OutputType;
 
 /// A task and its score.
-pub type Scored = (Built, TaskScore);
+pub type Scored = (Arc<Built>, TaskScore);
 
 /// What the caller knows of the run.
 #[derive(Debug, Clone, Default)]
