@@ -137,7 +137,7 @@ impl Benchmarks {
                 Err(e) if e.is::<Interrupted>() => return Ok(None),
                 Err(e) => return Err(e),
             };
-            let (scored, _) = score_all(&one.tasks.built, &one.plans, &answers, None, BOOTSTRAP_ITERS)?;
+            let (scored, _) = score_all(&one.tasks.built, &one.plans, &answers, None, BOOTSTRAP_ITERS, false)?;
             let mut results = results(&one.tasks.nodes, &scored, &RunInfo::default());
             for table in ["results", "groups"] {
                 let Some(rows) = results[table].as_object_mut() else { continue };

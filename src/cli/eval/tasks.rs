@@ -79,7 +79,7 @@ pub fn run(args: &RunArgs, model_dir: &Path, output: &Path, backend: BackendName
         drop(work);
         let code = sandbox.as_ref().map(|s| s as &dyn CodeRunner);
         let Tasks { nodes, built, skipped } = tasks;
-        let (scored, requests) = score_all(&built, &plans, &answers, code, options.bootstrap_iters)?;
+        let (scored, requests) = score_all(&built, &plans, &answers, code, options.bootstrap_iters, options.log_requests)?;
         session.write(&nodes, &scored, &skipped, usage, &requests, started)?;
         Ok(if skipped.is_empty() { exit_code::OK } else { exit_code::PARTIAL })
     })
@@ -227,7 +227,7 @@ impl Session<'_> {
         scored: &std::collections::BTreeMap<String, Scored>,
         skipped: &[(String, String)],
         usage: Usage,
-        requests: &[Value],
+        requests: &[String],
         started: Instant,
     ) -> Result<()> {
         let folder = self.output;
@@ -236,7 +236,7 @@ impl Session<'_> {
             files::write(&folder.join(format!("samples_{name}.jsonl")), &text)?;
         }
         if self.args.tasks_only.log_requests {
-            files::write(&folder.join("requests.jsonl"), &requests.iter().map(line).collect::<String>())?;
+            files::write(&folder.join("requests.jsonl"), &requests.concat())?;
         }
         let results = results(nodes, scored, &self.info(scored, skipped, usage)?);
         files::write(&folder.join("results.json"), &results::text(&results))?;

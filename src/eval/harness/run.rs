@@ -171,11 +171,13 @@ pub struct Answers {
 pub struct HandOut<'a> {
     scored: std::slice::Iter<'a, (f64, bool)>,
     texts: std::slice::Iter<'a, String>,
+    log: bool,
 }
 
 impl<'a> HandOut<'a> {
-    pub fn new(answers: &'a Answers) -> Self {
-        Self { scored: answers.scored.iter(), texts: answers.texts.iter() }
+    /// With `log` the lines of requests.jsonl are made, which take much memory.
+    pub fn new(answers: &'a Answers, log: bool) -> Self {
+        Self { scored: answers.scored.iter(), texts: answers.texts.iter(), log }
     }
 
     fn scored(&mut self) -> Result<(f64, bool)> {
@@ -183,33 +185,39 @@ impl<'a> HandOut<'a> {
     }
 
     /// The responses to `task`'s requests, in order, and the lines of requests.jsonl that tell them.
-    pub fn task(&mut self, task: &Built, planned: &[Planned]) -> Result<(Vec<Response>, Vec<Value>)> {
+    pub fn task(&mut self, task: &Built, planned: &[Planned]) -> Result<(Vec<Response>, Vec<String>)> {
         let requests = task.asked.iter().flat_map(|a| &a.requests);
-        let (mut responses, mut log) = (Vec::with_capacity(planned.len()), Vec::new());
+        let (mut responses, mut lines) = (Vec::with_capacity(planned.len()), Vec::new());
+        let wanted = self.log;
+        let mut log = |record: &dyn Fn() -> Value| {
+            if wanted {
+                lines.push(line(&record()));
+            }
+        };
         for (request, planned) in requests.zip(planned) {
             responses.push(match planned {
                 Planned::Pair { pair, .. } => {
                     let (logprob, is_greedy) = self.scored()?;
-                    log.push(pair_record("loglikelihood", Some(request), pair, logprob, is_greedy));
+                    log(&|| pair_record("loglikelihood", Some(request), pair, logprob, is_greedy));
                     Response::Loglikelihood { logprob, is_greedy }
                 }
                 Planned::Windows(windows) => {
                     let mut total = 0.0;
                     for window in windows {
                         let (logprob, is_greedy) = self.scored()?;
-                        log.push(pair_record("rolling_window", None, window, logprob, is_greedy));
+                        log(&|| pair_record("rolling_window", None, window, logprob, is_greedy));
                         total += logprob;
                     }
                     Response::Rolling { logprob: total }
                 }
                 Planned::Generate(prompt) => {
                     let texts: Vec<String> = self.texts.by_ref().take(task.spec.repeats).cloned().collect();
-                    log.extend(texts.iter().map(|text| generation_record(request, prompt, text)));
+                    texts.iter().for_each(|text| log(&|| generation_record(request, prompt, text)));
                     Response::Generated(texts)
                 }
             });
         }
-        Ok((responses, log))
+        Ok((responses, lines))
     }
 }
 

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rayon::prelude::*;
-use serde_json::Value;
 
 use crate::error::bad_input;
 use crate::eval::harness::compat::{Compat, Faults};
@@ -140,15 +139,16 @@ pub fn plan_all<T: Encode + Sync + ?Sized>(
     Ok((plans, work))
 }
 
-/// Scores of all tasks by name, and the lines of requests.jsonl.
+/// Scores of all tasks by name, and with `log_requests` the lines of requests.jsonl.
 pub fn score_all(
     built: &[Arc<Built>],
     plans: &[TaskPlan],
     answers: &Answers,
     code: Option<&dyn CodeRunner>,
     bootstrap_iters: usize,
-) -> Result<(BTreeMap<String, Scored>, Vec<Value>)> {
-    let mut hand_out = HandOut::new(answers);
+    log_requests: bool,
+) -> Result<(BTreeMap<String, Scored>, Vec<String>)> {
+    let mut hand_out = HandOut::new(answers, log_requests);
     let (mut scored, mut requests) = (BTreeMap::new(), Vec::new());
     for (task, plan) in built.iter().zip(plans) {
         let (responses, lines): (Vec<Response>, _) = hand_out.task(task, &plan.planned)?;
