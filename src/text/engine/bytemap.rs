@@ -7,7 +7,8 @@ pub fn mix(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-fn hash(bytes: &[u8]) -> u64 {
+/// Of a byte string.
+pub fn hash(bytes: &[u8]) -> u64 {
     let (chunks, rest) = bytes.as_chunks::<8>();
     let mut hash = bytes.len() as u64;
     for chunk in chunks {
@@ -35,6 +36,12 @@ pub struct ByteMap {
     used: usize,
 }
 
+impl Default for ByteMap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 const FREE: Slot = Slot { tag: 0, size: 0, offset: 0, value: 0 };
 
 impl ByteMap {
@@ -45,6 +52,21 @@ impl ByteMap {
     /// Memory in use.
     pub fn size_bytes(&self) -> usize {
         self.slots.len() * size_of::<Slot>() + self.bytes.len()
+    }
+
+    /// Bytes of all keys together.
+    pub fn key_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether [`ByteMap::insert`] may add `key`.
+    pub fn has_room(&self, key: &[u8]) -> bool {
+        self.bytes.len() + key.len() < u32::MAX as usize
+    }
+
+    /// All keys with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32)> {
+        self.slots.iter().filter(|slot| slot.size != 0).map(|slot| (self.key(*slot), slot.value))
     }
 
     pub fn get(&self, key: &[u8]) -> Option<u32> {

@@ -5,6 +5,7 @@
 //! memory allowed is used up, everything is forgotten.
 
 use super::bytemap::{ByteMap, mix};
+use super::simd::prefetch;
 
 /// Longest word with a slot of its own.
 pub const SHORT: usize = 15;
@@ -48,6 +49,11 @@ impl Key {
         let mut bytes = [0; 16];
         bytes[..word.len()].copy_from_slice(word);
         Self::new(&bytes, word.len())
+    }
+
+    /// The word's bytes, and how many they are.
+    pub fn bytes(self) -> ([u8; 16], usize) {
+        (((self.high as u128) << 64 | self.low as u128).to_le_bytes(), (self.high >> 56) as usize & SHORT)
     }
 
     /// The same bytes as a part of a word, where that makes a difference.
@@ -99,15 +105,7 @@ impl Cache {
     /// Asks for the memory that [`Cache::get`] will look at.
     #[inline(always)]
     pub fn prefetch(&self, hash: u64) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let slot = self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1));
-            // SAFETY: a prefetch reads nothing, whatever the address; every x86-64 has it.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = hash;
+        prefetch(self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1)));
     }
 
     /// Up to three ids and their number, if the word's first slot has them: the usual case.

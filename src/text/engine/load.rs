@@ -148,7 +148,7 @@ fn added<'a>(
 }
 
 /// The byte of each character that a byte-level vocabulary writes bytes with: printable Latin-1 as it is, the rest from U+0100 on.
-fn byte_alphabet() -> HashMap<char, u8> {
+pub fn byte_alphabet() -> HashMap<char, u8> {
     let mut moved = 0x100;
     let mut alphabet = HashMap::new();
     for byte in 0..=255u8 {

@@ -36,6 +36,19 @@ impl Level {
     }
 }
 
+/// Asks for the memory at an address, which need not be one.
+#[inline(always)]
+pub fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing, whatever the address; every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Bit i tells of byte i.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AsciiMasks {
