@@ -5,6 +5,7 @@
 //! memory allowed is used up, everything is forgotten.
 
 use super::bytemap::{ByteMap, mix};
+use super::pages::Pages;
 use super::simd::prefetch;
 
 /// Longest word with a slot of its own.
@@ -71,7 +72,7 @@ impl Key {
 type Slot = [u64; 4];
 
 pub struct Cache {
-    slots: Vec<Slot>,
+    slots: Pages<Slot>,
     used: usize,
     most_slots: usize,
     /// Lists of ids, each after its length.
@@ -93,7 +94,7 @@ impl Cache {
         let most_slots = (size_bytes / 2 / size_of::<Slot>()).max(FIRST_SLOTS);
         let most_slots = 1 << most_slots.ilog2();
         Self {
-            slots: zeroed_slots(FIRST_SLOTS),
+            slots: Pages::zeroed(FIRST_SLOTS),
             used: 0,
             most_slots,
             spill: Vec::new(),
@@ -189,10 +190,10 @@ impl Cache {
             self.forget();
             return;
         }
-        let larger = zeroed_slots(self.slots.len() * 2);
-        for slot in std::mem::replace(&mut self.slots, larger) {
+        let larger = Pages::zeroed(self.slots.len() * 2);
+        for slot in std::mem::replace(&mut self.slots, larger).iter() {
             if slot[3] >> 32 != 0 {
-                self.place(slot);
+                self.place(*slot);
             }
         }
     }
@@ -233,22 +234,6 @@ impl Cache {
     fn size_bytes(&self) -> usize {
         self.slots.len() * size_of::<Slot>() + self.spill.capacity() * 4 + self.long.size_bytes()
     }
-}
-
-/// Free slots, on large pages where the system gives them: a probe then seldom misses the page table too.
-fn zeroed_slots(count: usize) -> Vec<Slot> {
-    let slots = vec![[0u64; 4]; count];
-    #[cfg(target_os = "linux")]
-    {
-        const PAGE: usize = 4096;
-        let start = (slots.as_ptr() as usize).next_multiple_of(PAGE);
-        let end = (slots.as_ptr() as usize + count * size_of::<Slot>()) & !(PAGE - 1);
-        if end > start {
-            // SAFETY: whole pages of memory that `slots` owns; the advice changes no content. That it may fail is no matter.
-            unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
-        }
-    }
-    slots
 }
 
 #[cfg(test)]

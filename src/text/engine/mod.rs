@@ -18,6 +18,7 @@ mod merge;
 mod model;
 mod nfc;
 mod padded;
+mod pages;
 mod pairs;
 mod pieces;
 mod sentence;

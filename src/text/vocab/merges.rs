@@ -53,7 +53,9 @@ struct Trainer {
 /// More than 2^32 different words.
 pub fn learn(size: usize, special: &[String], words: Vec<Words>) -> Result<Learned> {
     let mut tokens = Tokens::default();
-    special.iter().for_each(|token| drop(tokens.id(token.clone())));
+    for token in special {
+        tokens.id(token.clone());
+    }
     let mut alphabet: Vec<(char, u8)> = byte_alphabet().into_iter().collect();
     alphabet.sort_unstable();
     let mut bytes = [0; 256];
