@@ -1,9 +1,12 @@
-"""Times a tokenizer of PyPI in this process, on one thread: `peers.py gigatoken TOKENIZER.json DOCUMENTS PASSES`.
+"""Times one tokenizer of PyPI in this process, on one thread: `peers.py PEER TOKENIZER.json DOCUMENTS PASSES [IDS]`.
 
 DOCUMENTS: for each document its length in bytes (8, little-endian), then its UTF-8. Prints a JSON object: seconds of CPU time of
-each pass, the first with an empty cache, and the number of tokens of a pass.
+each pass, by this thread's clock and by the process's, the first pass with an empty cache; the number of tokens; the version. IDS
+gets the ids of the last pass: for each document their number, then each, 4 bytes little-endian.
 """
 
+import array
+import importlib.metadata
 import json
 import sys
 import time
@@ -19,20 +22,53 @@ def documents(path):
     return found
 
 
-def main():
-    peer, tokenizer, path, passes = sys.argv[1:]
-    if peer != "gigatoken":
-        sys.exit(f"unknown peer {peer}")
+def gigatoken(path):
     import gigatoken
 
-    encode = gigatoken.Tokenizer.from_json(open(tokenizer).read()).encode
-    texts = documents(path)
-    seconds, tokens = [], 0
+    encode = gigatoken.Tokenizer.from_json(open(path).read()).encode
+    return encode, lambda text: text
+
+
+def fastokens(path):
+    import fastokens
+
+    tokenizer = fastokens.Tokenizer.from_file(path)
+    # One document at a time, without an object for each token.
+    flat = lambda text: memoryview(tokenizer.encode_batch_flat([text], split_special_tokens=True)[0]).cast("I")
+    return flat, bytes.decode
+
+
+def tokenizers(path):
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    if tokenizers.__version__.startswith("0."):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+        return lambda text: tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, bytes.decode
+    options = {"add_special_tokens": False, "encode_special_tokens": True, "padding": None, "truncation": None}
+    return lambda text: tokenizer.encode(text, **options).ids, bytes.decode
+
+
+def main():
+    peer, path, texts, passes = sys.argv[1:5]
+    encode, prepare = {"gigatoken": gigatoken, "fastokens": fastokens, "tokenizers": tokenizers}[peer](path)
+    texts = [prepare(text) for text in documents(texts)]
+    thread, process, tokens = [], [], 0
     for _ in range(int(passes)):
-        start = time.thread_time()
-        tokens = sum(len(encode(text)) for text in texts)
-        seconds.append(time.thread_time() - start)
-    print(json.dumps({"seconds": seconds, "tokens": tokens}))
+        start = time.thread_time(), time.process_time()
+        tokens = 0
+        for text in texts:
+            tokens += len(encode(text))
+        thread.append(time.thread_time() - start[0])
+        process.append(time.process_time() - start[1])
+    if len(sys.argv) > 5:
+        with open(sys.argv[5], "wb") as file:
+            for text in texts:
+                ids = array.array("I", list(encode(text)))
+                file.write(len(ids).to_bytes(4, "little") + ids.tobytes())
+    print(json.dumps({"thread": thread, "process": process, "tokens": tokens, "version": importlib.metadata.version(peer)}))
 
 
 main()

@@ -262,9 +262,6 @@ pub struct TrainVocabJob {
     pub workers: usize,
 }
 
-/// `BpeTrainer` counts pairs in i32, and a corpus has no more pairs than bytes.
-const MAX_VOCAB_CORPUS_BYTES: u64 = i32::MAX as u64;
-
 /// Outcome of [`train_vocab`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainedVocab {
@@ -283,7 +280,7 @@ pub fn train_vocab(job: &TrainVocabJob, watcher: &mut (impl Watcher + Send)) -> 
     let pool = pool(job.workers)?;
     let mut tally = Tally::new(&job.corpus, watcher);
     let batches = corpus::read(Arc::new(job.corpus.inputs.clone()));
-    let mut documents = Documents { batches, records: Vec::new().into_iter(), bytes_read: 0, text_bytes: 0, tally: &mut tally };
+    let mut documents = Documents { batches, records: Vec::new().into_iter(), bytes_read: 0, tally: &mut tally };
     let json = pool.install(|| vocab::train(job.size, &special, &mut documents));
     tally.check_some_use()?;
     write_file(&job.output, json?.as_bytes())?;
@@ -300,7 +297,6 @@ struct Documents<'t, 'c, W> {
     batches: Receiver<Result<Batch>>,
     records: std::vec::IntoIter<Record>,
     bytes_read: u64,
-    text_bytes: u64,
     tally: &'t mut Tally<'c, W>,
 }
 
@@ -324,12 +320,6 @@ impl<W: Watcher> Iterator for Documents<'_, '_, W> {
                     let source = &mut self.tally.sources[record.input];
                     source.documents += 1;
                     source.text_bytes += d.text.len() as u64;
-                    self.text_bytes += d.text.len() as u64;
-                    if self.text_bytes > MAX_VOCAB_CORPUS_BYTES {
-                        return Some(Err(bad_input(
-                            "the corpus is larger than 2 GiB, beyond which counts of pairs may overflow: learn from a sample of it",
-                        )));
-                    }
                     return Some(Ok(d.text));
                 }
                 Ok(None) => {}

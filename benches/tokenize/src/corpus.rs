@@ -1,4 +1,4 @@
-//! Documents from JSONL files, plain or `.zst`, with a field `text`.
+//! Documents: from JSONL files, plain or `.zst`, with a field `text`; or each after its length, as `mix` writes them.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -32,4 +32,16 @@ pub fn read_all(paths: &[std::path::PathBuf], limit_bytes: usize) -> Result<Vec<
         all.extend(read(path, limit_bytes)?);
     }
     Ok(all)
+}
+
+/// Documents each after its length in bytes (8, little-endian).
+pub fn read_framed(path: &Path) -> Result<Vec<String>> {
+    let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let (mut rest, mut documents) = (&bytes[..], Vec::new());
+    while let Some((length, after)) = rest.split_first_chunk::<8>() {
+        let (text, after) = after.split_at_checked(u64::from_le_bytes(*length) as usize).context("a document is cut off")?;
+        documents.push(std::str::from_utf8(text)?.to_string());
+        rest = after;
+    }
+    Ok(documents)
 }

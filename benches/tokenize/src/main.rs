@@ -1,4 +1,5 @@
-//! Checks and times the tokenizing engine. `sweep ...` compares it with `tokenizers` over text and vocabularies of one's own.
+//! Checks and times the tokenizing engine: `sweep` compares it with `tokenizers` over text and vocabularies of one's own, `passes`
+//! times it for bench.py, `runs` tries text made to be slow, `mix` and `text` make samples of corpora.
 
 #[allow(dead_code)] // The engine's own tests use what a benchmark does not.
 #[path = "../../../src/text/engine/mod.rs"]
@@ -9,8 +10,9 @@ mod fuzz;
 
 mod clock;
 mod corpus;
+mod mix;
+mod passes;
 mod runs;
-mod speed;
 mod sweep;
 mod tokenizer;
 
@@ -22,9 +24,11 @@ fn run() -> Result<bool> {
     let mut args = std::env::args().skip(1);
     match args.next().as_deref() {
         Some("sweep") => sweep::run(args),
-        Some("speed") => speed::run(args),
+        Some("passes") => passes::run(args),
         Some("runs") => runs::run(args),
-        _ => bail!("usage: tokenize-bench sweep ..."),
+        Some("mix") => mix::run(true, args),
+        Some("text") => mix::run(false, args),
+        _ => bail!("usage: tokenize-bench sweep|passes|runs|mix|text ..."),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Finding added tokens in text: the leftmost first, of those that start at one place the longest.
 
 use super::padded::Padded;
+#[cfg(target_arch = "x86_64")]
+use super::simd::Avx2;
+use super::simd::{ByteSet, Level, Portable, Wide};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Match {
@@ -31,6 +34,7 @@ pub struct Matcher {
     /// Nodes of first bytes.
     root: [u32; 256],
     first: Vec<u8>,
+    first_set: ByteSet,
 }
 
 impl Matcher {
@@ -40,7 +44,7 @@ impl Matcher {
         let mut sorted: Vec<(&[u8], Token)> =
             tokens.iter().map(|(text, id)| (text.as_bytes(), id.map_or(Token::Leave, Token::Take))).collect();
         sorted.sort_by(|a, b| a.0.cmp(b.0));
-        let mut matcher = Self { nodes: vec![Node::default()], root: [0; 256], first: Vec::new() };
+        let mut matcher = Self { nodes: vec![Node::default()], root: [0; 256], first: Vec::new(), first_set: ByteSet::new(&[]) };
         matcher.build(0, 0, &sorted);
         let top = matcher.nodes[0];
         for index in top.first_child..top.first_child + top.children as u32 {
@@ -48,6 +52,7 @@ impl Matcher {
             matcher.root[byte as usize] = index;
             matcher.first.push(byte);
         }
+        matcher.first_set = ByteSet::new(&matcher.first);
         Some(matcher)
     }
 
@@ -87,11 +92,11 @@ impl Matcher {
     }
 
     /// The first token to take at or after `from`.
-    pub fn next(&self, text: Padded<'_>, from: usize) -> Option<Match> {
+    pub fn next(&self, level: Level, text: Padded<'_>, from: usize) -> Option<Match> {
         let bytes = &text.bytes()[..text.len()];
         let mut at = from;
         while at < bytes.len() {
-            at = self.candidate(bytes, at)?;
+            at = self.candidate(level, text, at)?;
             match self.longest(bytes, at) {
                 Some((end, Token::Take(id))) => return Some(Match { start: at, end, id }),
                 Some((end, Token::Leave)) => at = end,
@@ -103,16 +108,43 @@ impl Matcher {
 
     /// The next place where a token may start.
     #[inline(always)]
-    fn candidate(&self, bytes: &[u8], at: usize) -> Option<usize> {
-        let rest = &bytes[at..];
+    fn candidate(&self, level: Level, text: Padded<'_>, at: usize) -> Option<usize> {
+        let rest = &text.bytes()[at..text.len()];
         let found = match self.first[..] {
             [a] => memchr::memchr(a, rest),
             [a, b] => memchr::memchr2(a, b, rest),
             [a, b, c] => memchr::memchr3(a, b, c, rest),
-            _ => rest.iter().position(|b| self.root[*b as usize] != 0),
+            _ => {
+                let found = match level {
+                    Level::Portable => find::<Portable>(&self.first_set, text, at),
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: `Level::detect` found what the function is compiled for.
+                    Level::Avx2 | Level::Avx512 => unsafe { find_avx2(&self.first_set, text, at) },
+                };
+                return (found < text.len()).then_some(found);
+            }
         };
         found.map(|i| at + i)
     }
+}
+
+/// The next place of a byte of `set`; the length of the text, or more, if there is none.
+#[inline(always)]
+fn find<W: Wide>(set: &ByteSet, text: Padded<'_>, mut at: usize) -> usize {
+    while at < text.len() {
+        let found = W::within(text.block(at), set);
+        if found != 0 {
+            return at + found.trailing_zeros() as usize;
+        }
+        at += 64;
+    }
+    at
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+fn find_avx2(set: &ByteSet, text: Padded<'_>, at: usize) -> usize {
+    find::<Avx2>(set, text, at)
 }
 
 #[cfg(test)]
@@ -125,7 +157,7 @@ mod tests {
         let mut buffer = Buffer::default();
         buffer.set(text);
         let (mut at, mut found) = (0, Vec::new());
-        while let Some(m) = matcher.next(buffer.text(), at) {
+        while let Some(m) = matcher.next(Level::detect(), buffer.text(), at) {
             found.push((m.start, m.end, m.id));
             at = m.end;
         }

@@ -1,5 +1,7 @@
 //! Byte strings to numbers, in two arrays: no allocation a string.
 
+use super::pages::Pages;
+
 /// Spreads 128 bits over 64.
 #[inline(always)]
 pub fn mix(a: u64, b: u64) -> u64 {
@@ -7,7 +9,8 @@ pub fn mix(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-fn hash(bytes: &[u8]) -> u64 {
+/// Of a byte string.
+pub fn hash(bytes: &[u8]) -> u64 {
     let (chunks, rest) = bytes.as_chunks::<8>();
     let mut hash = bytes.len() as u64;
     for chunk in chunks {
@@ -19,6 +22,7 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 #[derive(Clone, Copy)]
+#[repr(C)]
 struct Slot {
     /// High half of the hash.
     tag: u32,
@@ -30,21 +34,43 @@ struct Slot {
 
 /// Bytes are compared whenever a hash matches: two strings are never taken for one another.
 pub struct ByteMap {
-    slots: Vec<Slot>,
+    slots: Pages<Slot>,
     bytes: Vec<u8>,
     used: usize,
 }
 
-const FREE: Slot = Slot { tag: 0, size: 0, offset: 0, value: 0 };
+impl Default for ByteMap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+// SAFETY: four numbers without gaps; all zeros are a free slot.
+unsafe impl bytemuck::Zeroable for Slot {}
 
 impl ByteMap {
     pub fn new() -> Self {
-        Self { slots: vec![FREE; 1 << 10], bytes: Vec::new(), used: 0 }
+        Self { slots: Pages::zeroed(1 << 10), bytes: Vec::new(), used: 0 }
     }
 
     /// Memory in use.
     pub fn size_bytes(&self) -> usize {
         self.slots.len() * size_of::<Slot>() + self.bytes.len()
+    }
+
+    /// Bytes of all keys together.
+    pub fn key_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether [`ByteMap::insert`] may add `key`.
+    pub fn has_room(&self, key: &[u8]) -> bool {
+        self.bytes.len() + key.len() < u32::MAX as usize
+    }
+
+    /// All keys with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32)> {
+        self.slots.iter().filter(|slot| slot.size != 0).map(|slot| (self.key(*slot), slot.value))
     }
 
     pub fn get(&self, key: &[u8]) -> Option<u32> {
@@ -70,11 +96,11 @@ impl ByteMap {
     /// Adds a key that is not there yet. All keys together must stay below 4 GiB.
     pub fn insert(&mut self, key: &[u8], value: u32) {
         if self.used * 2 >= self.slots.len() {
-            let larger = vec![FREE; self.slots.len() * 2];
-            for slot in std::mem::replace(&mut self.slots, larger) {
+            let larger = Pages::zeroed(self.slots.len() * 2);
+            for slot in std::mem::replace(&mut self.slots, larger).iter() {
                 if slot.size != 0 {
-                    let hash = hash(self.key(slot));
-                    self.place(hash, slot);
+                    let hash = hash(self.key(*slot));
+                    self.place(hash, *slot);
                 }
             }
         }

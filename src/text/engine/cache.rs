@@ -5,6 +5,8 @@
 //! memory allowed is used up, everything is forgotten.
 
 use super::bytemap::{ByteMap, mix};
+use super::pages::Pages;
+use super::simd::prefetch;
 
 /// Longest word with a slot of its own.
 pub const SHORT: usize = 15;
@@ -50,6 +52,11 @@ impl Key {
         Self::new(&bytes, word.len())
     }
 
+    /// The word's bytes, and how many they are.
+    pub fn bytes(self) -> ([u8; 16], usize) {
+        (((self.high as u128) << 64 | self.low as u128).to_le_bytes(), (self.high >> 56) as usize & SHORT)
+    }
+
     /// The same bytes as a part of a word, where that makes a difference.
     pub fn as_part(self) -> Self {
         Self { high: self.high | 1 << 63, ..self }
@@ -65,7 +72,7 @@ impl Key {
 type Slot = [u64; 4];
 
 pub struct Cache {
-    slots: Vec<Slot>,
+    slots: Pages<Slot>,
     used: usize,
     most_slots: usize,
     /// Lists of ids, each after its length.
@@ -87,7 +94,7 @@ impl Cache {
         let most_slots = (size_bytes / 2 / size_of::<Slot>()).max(FIRST_SLOTS);
         let most_slots = 1 << most_slots.ilog2();
         Self {
-            slots: zeroed_slots(FIRST_SLOTS),
+            slots: Pages::zeroed(FIRST_SLOTS),
             used: 0,
             most_slots,
             spill: Vec::new(),
@@ -99,15 +106,7 @@ impl Cache {
     /// Asks for the memory that [`Cache::get`] will look at.
     #[inline(always)]
     pub fn prefetch(&self, hash: u64) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let slot = self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1));
-            // SAFETY: a prefetch reads nothing, whatever the address; every x86-64 has it.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = hash;
+        prefetch(self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1)));
     }
 
     /// Up to three ids and their number, if the word's first slot has them: the usual case.
@@ -191,10 +190,10 @@ impl Cache {
             self.forget();
             return;
         }
-        let larger = zeroed_slots(self.slots.len() * 2);
-        for slot in std::mem::replace(&mut self.slots, larger) {
+        let larger = Pages::zeroed(self.slots.len() * 2);
+        for slot in std::mem::replace(&mut self.slots, larger).iter() {
             if slot[3] >> 32 != 0 {
-                self.place(slot);
+                self.place(*slot);
             }
         }
     }
@@ -235,22 +234,6 @@ impl Cache {
     fn size_bytes(&self) -> usize {
         self.slots.len() * size_of::<Slot>() + self.spill.capacity() * 4 + self.long.size_bytes()
     }
-}
-
-/// Free slots, on large pages where the system gives them: a probe then seldom misses the page table too.
-fn zeroed_slots(count: usize) -> Vec<Slot> {
-    let slots = vec![[0u64; 4]; count];
-    #[cfg(target_os = "linux")]
-    {
-        const PAGE: usize = 4096;
-        let start = (slots.as_ptr() as usize).next_multiple_of(PAGE);
-        let end = (slots.as_ptr() as usize + count * size_of::<Slot>()) & !(PAGE - 1);
-        if end > start {
-            // SAFETY: whole pages of memory that `slots` owns; the advice changes no content. That it may fail is no matter.
-            unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
-        }
-    }
-    slots
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::bridge::Bridges;
 use super::merge::MOST_MERGES;
 use super::model::{Alphabet, MOST_IDS, Model};
 use super::nfc;
-use super::pairs::Pairs;
+use super::pairs::{NEVER, Pairs};
 use super::sentence::{SPACE_MARK, Sentence};
 use super::simd::Level;
 use super::split::Splitter;
@@ -148,7 +148,7 @@ fn added<'a>(
 }
 
 /// The byte of each character that a byte-level vocabulary writes bytes with: printable Latin-1 as it is, the rest from U+0100 on.
-fn byte_alphabet() -> HashMap<char, u8> {
+pub fn byte_alphabet() -> HashMap<char, u8> {
     let mut moved = 0x100;
     let mut alphabet = HashMap::new();
     for byte in 0..=255u8 {
@@ -275,7 +275,11 @@ fn sentence_level(level: Level, json: &Value, parts: &Parts<'_>) -> Result<(Mode
         return refuse("it merges bytes that it falls back on");
     }
     let one = |text: &str| text.chars().next().filter(|c| c.len_utf8() == text.len());
-    let ids = parts.vocabulary.iter().filter_map(|(text, id)| Some((one(text)?, *id))).collect();
+    let mut ids = Vec::new();
+    for (c, id) in parts.vocabulary.iter().filter_map(|(text, id)| Some((one(text)?, *id))) {
+        ids.resize(ids.len().max(c as usize + 1), NEVER);
+        ids[c as usize] = id;
+    }
     let sentence = Sentence::new(parts.results.iter().map(String::as_str));
     // A piece is raw text: its spaces are spaces. Entries that no single piece can be do no harm here.
     let raw = |text: &str| text.replace(SPACE_MARK, " ").into_bytes();

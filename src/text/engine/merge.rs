@@ -24,15 +24,15 @@ pub struct Merger {
 }
 
 impl Merger {
-    /// Merges `symbols` in place. `first(i)` is the merge of the untouched symbols i and i + 1.
-    pub fn merge(&mut self, level: Level, pairs: &Pairs, symbols: &mut Vec<u32>, first: impl Fn(usize) -> Merge) {
+    /// Merges `symbols` in place. `first(two, i)` is the merge of the untouched symbols i and i + 1, which are `two`.
+    pub fn merge(&mut self, level: Level, pairs: &Pairs, symbols: &mut Vec<u32>, first: impl Fn(&[u32], usize) -> Merge) {
         let count = symbols.len();
         if count > SHORT {
             self.long(pairs, symbols, first);
         } else if count > 1 {
             let (mut keys, mut ids) = ([NEVER; SHORT], [0; SHORT]);
             for i in 0..count - 1 {
-                let merge = first(i);
+                let merge = first(&symbols[i..i + 2], i);
                 keys[i] = key(merge, i);
                 ids[i] = merge.id;
             }
@@ -50,13 +50,13 @@ impl Merger {
         }
     }
 
-    fn long(&mut self, pairs: &Pairs, symbols: &mut Vec<u32>, first: impl Fn(usize) -> Merge) {
+    fn long(&mut self, pairs: &Pairs, symbols: &mut Vec<u32>, first: impl Fn(&[u32], usize) -> Merge) {
         let count = symbols.len();
         assert!(count < NEVER as usize, "words are parts of texts below 4 GiB");
         self.rank.clear();
         self.id.clear();
         for i in 0..count {
-            let merge = if i + 1 < count { first(i) } else { super::pairs::NO_MERGE };
+            let merge = if i + 1 < count { first(&symbols[i..i + 2], i) } else { super::pairs::NO_MERGE };
             self.rank.push(merge.rank);
             self.id.push(merge.id);
         }

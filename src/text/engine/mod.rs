@@ -6,7 +6,7 @@
 //!
 //! The way of a text: added tokens are found ([`added`]), the text between is normalized if need be ([`nfc`]) and cut into
 //! pieces ([`split`], or [`sentence`] for vocabularies without a pre-tokenizer), pieces that the worker has seen come from its
-//! cache ([`cache`]), others are merged ([`merge`]).
+//! cache ([`cache`]), others are merged ([`merge`]). [`pieces`] is for learning a vocabulary.
 
 mod added;
 mod batch;
@@ -18,13 +18,22 @@ mod merge;
 mod model;
 mod nfc;
 mod padded;
+mod pages;
 mod pairs;
+mod pieces;
 mod sentence;
 mod simd;
 mod split;
 mod unicode;
 mod worker;
 
+pub use batch::{BATCH, Piece};
+pub use bytemap::{ByteMap, hash as hash_bytes, mix};
+pub use cache::{Key, SHORT};
+pub use load::byte_alphabet;
+pub use padded::Padded;
+pub use pieces::{Pieces, parts};
+pub use simd::prefetch;
 pub use worker::Worker;
 
 use added::Matcher;
@@ -59,3 +68,5 @@ impl std::fmt::Debug for Engine {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub use tests::fuzz;

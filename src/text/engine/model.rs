@@ -6,9 +6,10 @@ use super::bridge::{Bridges, Memo};
 use super::bytemap::ByteMap;
 use super::cache::{Cache, Key, SHORT};
 use super::merge::Merger;
-use super::pairs::{Merge, Pairs};
+use super::pairs::{Merge, NEVER, Pairs};
 use super::sentence::SPACE_MARK;
 use super::simd::Level;
+use super::unicode::decode;
 
 /// What a piece of text is before anything is merged.
 pub enum Alphabet {
@@ -20,7 +21,11 @@ pub enum Alphabet {
         bridges: Bridges,
     },
     /// One symbol a character where the vocabulary has it, else one a byte; a space is its mark.
-    Characters { ids: std::collections::HashMap<char, u32>, bytes: [u32; 256] },
+    Characters {
+        /// By code point; [`NEVER`] where the vocabulary does not have it.
+        ids: Vec<u32>,
+        bytes: [u32; 256],
+    },
 }
 
 /// Set in [`Model::words`] for entries that only stand for a whole piece, as their merges lead elsewhere.
@@ -87,20 +92,25 @@ impl Model {
         match &self.alphabet {
             Alphabet::Bytes { ids, merges, .. } => {
                 symbols.extend(text.iter().map(|b| ids[*b as usize]));
-                merger.merge(self.level, &self.pairs, symbols, |i| merges[(text[i] as usize) << 8 | text[i + 1] as usize]);
+                merger.merge(self.level, &self.pairs, symbols, |_, i| merges[(text[i] as usize) << 8 | text[i + 1] as usize]);
             }
             Alphabet::Characters { ids, bytes } => {
-                let text = std::str::from_utf8(text).expect("pieces of text end between characters");
-                let mut encoded = [0; 4];
-                for c in text.chars() {
-                    let c = if c == ' ' { SPACE_MARK } else { c };
-                    match ids.get(&c) {
-                        Some(id) => symbols.push(*id),
-                        None => symbols.extend(c.encode_utf8(&mut encoded).bytes().map(|b| bytes[b as usize])),
+                let mut at = 0;
+                while at < text.len() {
+                    let (code, length) = decode(text, at);
+                    let code = if code == ' ' as u32 { SPACE_MARK as u32 } else { code };
+                    match ids.get(code as usize) {
+                        Some(id) if *id != NEVER => symbols.push(*id),
+                        // A space that the vocabulary lacks falls back on the bytes of its mark.
+                        _ if code == SPACE_MARK as u32 => {
+                            let mut mark = [0; 4];
+                            symbols.extend(SPACE_MARK.encode_utf8(&mut mark).bytes().map(|b| bytes[b as usize]));
+                        }
+                        _ => symbols.extend(text[at..at + length].iter().map(|b| bytes[*b as usize])),
                     }
+                    at += length;
                 }
-                let firsts: Vec<Merge> = symbols.windows(2).map(|two| self.pairs.get(two[0], two[1])).collect();
-                merger.merge(self.level, &self.pairs, symbols, |i| firsts[i]);
+                merger.merge(self.level, &self.pairs, symbols, |two, _| self.pairs.get(two[0], two[1]));
             }
         }
     }

@@ -1,12 +1,14 @@
 //! The merge list: which two tokens become which third, and how early.
 
 use super::bytemap::mix;
+use super::pages::Pages;
 
 /// No merge.
 pub const NEVER: u32 = u32::MAX;
 
 /// What two neighbours become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct Merge {
     /// Place in the merge list; lower goes first. [`NEVER`] if there is none.
     pub rank: u32,
@@ -16,12 +18,15 @@ pub struct Merge {
 pub const NO_MERGE: Merge = Merge { rank: NEVER, id: NEVER };
 
 #[derive(Clone, Copy)]
-#[repr(align(16))]
+#[repr(C, align(16))]
 struct Slot {
     left: u32,
     right: u32,
     merge: Merge,
 }
+
+// SAFETY: four numbers without gaps.
+unsafe impl bytemuck::Zeroable for Slot {}
 
 const FREE: Slot = Slot { left: NEVER, right: NEVER, merge: NO_MERGE };
 /// Bits of the filter: 2^21 are 256 KiB, which the second-level cache keeps.
@@ -29,7 +34,7 @@ const FILTER_LOG2: u32 = 21;
 
 /// Pairs of ids to merges. Most pairs have none: a filter of one bit a pair answers those without touching the table.
 pub struct Pairs {
-    slots: Vec<Slot>,
+    slots: Pages<Slot>,
     filter: Vec<u64>,
 }
 
@@ -37,7 +42,8 @@ impl Pairs {
     /// `merges` in the order of the list. Of a pair that stands twice the last counts, as with `tokenizers`.
     pub fn new(merges: &[(u32, u32, u32)]) -> Self {
         let size = (merges.len() * 2).next_power_of_two().max(16);
-        let mut pairs = Self { slots: vec![FREE; size], filter: vec![0; 1 << (FILTER_LOG2 - 6)] };
+        let mut pairs = Self { slots: Pages::zeroed(size), filter: vec![0; 1 << (FILTER_LOG2 - 6)] };
+        pairs.slots.fill(FREE);
         for (rank, (left, right, id)) in merges.iter().enumerate() {
             pairs.insert(*left, *right, Merge { rank: rank as u32, id: *id });
         }

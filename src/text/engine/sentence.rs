@@ -6,7 +6,9 @@ use std::collections::{HashMap, HashSet};
 use super::batch::Batch;
 use super::bytemap::mix;
 use super::padded::Padded;
-use super::simd::Level;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::simd::{Level, Portable, Wide};
 use super::unicode::decode;
 
 /// What stands for a space in the vocabulary.
@@ -24,9 +26,36 @@ struct Across {
     second: usize,
 }
 
+/// What is known of the boundaries between two kinds of ASCII characters.
+#[derive(Clone, Copy, PartialEq)]
+enum Verdict {
+    Cut,
+    Held,
+    /// Each pair has to be looked up.
+    Ask,
+}
+
+/// Kinds of ASCII characters: small letters, capitals, digits, the space, all others.
+const KINDS: usize = 5;
+
+fn kind(byte: u8) -> usize {
+    match byte {
+        b'a'..=b'z' => 0,
+        b'A'..=b'Z' => 1,
+        b'0'..=b'9' => 2,
+        b' ' => 3,
+        _ => 4,
+    }
+}
+
 pub struct Sentence {
     /// For two ASCII characters (first * 128 + second): [`CUT`] between them, or [`LOOK`] closer, or neither.
     ascii: Box<[u8; 128 * 128]>,
+    /// For the second kind and the first: all bits where they are cut, or where each pair is looked up.
+    cuts: [[u64; KINDS]; KINDS],
+    asks: [[u64; KINDS]; KINDS],
+    /// First characters of the pairs to look at closer, where a table of kinds says [`Verdict::Cut`].
+    looks: Vec<u8>,
     /// All pairs that some token holds.
     pairs: PairSet,
     rare: HashMap<u64, Vec<Across>>,
@@ -41,6 +70,23 @@ fn fold(code: u32) -> u32 {
 #[inline(always)]
 fn pair(left: u32, right: u32) -> u64 {
     (left as u64) << 32 | right as u64
+}
+
+/// Not to cut is always right: where few pairs of two kinds could be cut, none is.
+fn verdict(ascii: &[u8; 128 * 128], left: usize, right: usize) -> Verdict {
+    let (mut cuts, mut looks, mut all) = (0, 0, 0);
+    for (pair, entry) in ascii.iter().enumerate() {
+        if kind((pair >> 7) as u8) == left && kind(pair as u8 & 127) == right {
+            all += 1;
+            cuts += usize::from(*entry == CUT);
+            looks += usize::from(*entry == LOOK);
+        }
+    }
+    match () {
+        _ if cuts + looks == all && looks <= RARE => Verdict::Cut,
+        _ if cuts * 8 <= all && looks == 0 => Verdict::Held,
+        _ => Verdict::Ask,
+    }
 }
 
 impl Sentence {
@@ -70,30 +116,55 @@ impl Sentence {
                 ascii[left * 128 + right] = if rare.contains_key(known) { LOOK } else { 0 };
             }
         }
-        Self { ascii, pairs: PairSet::new(&pairs), rare }
+        let (mut cuts, mut asks, mut looks) = ([[0; KINDS]; KINDS], [[0; KINDS]; KINDS], Vec::new());
+        for (left, right) in (0..KINDS * KINDS).map(|i| (i / KINDS, i % KINDS)) {
+            match verdict(&ascii, left, right) {
+                Verdict::Cut => cuts[right][left] = !0,
+                Verdict::Held => {}
+                Verdict::Ask => asks[right][left] = !0,
+            }
+        }
+        for (pair, _) in ascii.iter().enumerate().filter(|(_, entry)| **entry == LOOK) {
+            let (left, right) = ((pair >> 7) as u8, pair as u8 & 127);
+            if cuts[kind(right)][kind(left)] != 0 && !looks.contains(&left) {
+                looks.push(left);
+            }
+        }
+        Self { ascii, cuts, asks, looks, pairs: PairSet::new(&pairs), rare }
     }
 
     /// Cuts pieces from `at` on into `batch` until the text ends or the batch is nearly full. Returns how far it came.
     pub fn fill(&self, level: Level, text: Padded<'_>, at: usize, batch: &mut Batch) -> usize {
         match level {
-            Level::Portable => self.fill_blocks(text, at, batch),
+            Level::Portable => self.fill_blocks::<Portable>(text, at, batch),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Level::detect` found what the function is compiled for.
-            Level::Avx2 | Level::Avx512 => unsafe { self.fill_avx2(text, at, batch) },
+            Level::Avx2 => unsafe { self.fill_avx2(text, at, batch) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx512 => unsafe { self.fill_avx512(text, at, batch) },
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn fill_avx2(&self, text: Padded<'_>, at: usize, batch: &mut Batch) -> usize {
-        self.fill_blocks(text, at, batch)
+        self.fill_blocks::<Avx2>(text, at, batch)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
+    fn fill_avx512(&self, text: Padded<'_>, at: usize, batch: &mut Batch) -> usize {
+        self.fill_blocks::<Avx512>(text, at, batch)
     }
 
     #[inline(always)]
-    fn fill_blocks(&self, text: Padded<'_>, mut at: usize, batch: &mut Batch) -> usize {
+    fn fill_blocks<W: Wide>(&self, text: Padded<'_>, mut at: usize, batch: &mut Batch) -> usize {
         let start = at;
         while at < text.len() && batch.room() >= 64 {
-            let ends = self.ends(text, start, at);
+            // Where the first character, or the one behind a space, is not ASCII, a block tells nothing.
+            let [first, second] = [text.bytes()[at], text.bytes()[at + 1]];
+            let ends = if (first | second) < 0x80 { self.ends::<W>(text, start, at) } else { 0 };
             if ends != 0 {
                 at = batch.push_ends(at, ends);
             } else {
@@ -107,26 +178,44 @@ impl Sentence {
 
     /// Bit i: a piece starts at `at + i`; of ASCII characters only.
     #[inline(always)]
-    fn ends(&self, text: Padded<'_>, start: usize, at: usize) -> u64 {
+    fn ends<W: Wide>(&self, text: Padded<'_>, start: usize, at: usize) -> u64 {
         let block = text.block(at);
+        let masks = W::ascii(block);
         let left = (text.len() - at).min(64);
-        let high = block.iter().enumerate().fold(0u64, |mask, (i, byte)| mask | ((byte >> 7) as u64) << i);
-        let known = (high.trailing_zeros() as usize).min(left);
-        let (mut cuts, mut looks) = (0u64, 0u64);
-        for i in 1..64 {
-            let entry = self.ascii[(block[i - 1] & 127) as usize * 128 + (block[i] & 127) as usize];
-            cuts |= ((entry & CUT) as u64) << i;
-            looks |= ((entry / LOOK) as u64) << i;
+        let known = (masks.high.trailing_zeros() as usize).min(left);
+        let certain = if known == 64 { !1 } else { ((1u64 << known) - 1) & !1 };
+        let kinds = [
+            masks.letter & !masks.upper,
+            masks.upper,
+            masks.digit,
+            masks.space,
+            !(masks.letter | masks.digit | masks.space | masks.high),
+        ];
+        // Places whose character is of some kind while the one before is of a kind that `table` names for it.
+        let behind = |table: &[[u64; KINDS]; KINDS]| {
+            table
+                .iter()
+                .zip(kinds)
+                .fold(0, |all, (row, right)| all | right & row.iter().zip(kinds).fold(0, |any, (on, left)| any | left & on) << 1)
+        };
+        let mut cuts = behind(&self.cuts);
+        let mut asks = behind(&self.asks);
+        for left in &self.looks {
+            asks |= W::equal(block, *left) << 1 & masks.space;
         }
-        let certain = if known == 64 { !0 } else { (1u64 << known) - 1 };
-        looks &= certain;
-        while looks != 0 {
-            let i = looks.trailing_zeros() as usize;
-            looks &= looks - 1;
-            let two = pair(block[i - 1] as u32, block[i] as u32);
-            cuts |= (!self.is_held(text, start, at + i, two) as u64) << i;
+        asks &= certain;
+        cuts &= certain & !asks;
+        while asks != 0 {
+            let i = asks.trailing_zeros() as usize;
+            asks &= asks - 1;
+            let [left, right] = [block[i - 1], block[i]];
+            let cut = match self.ascii[(left & 127) as usize * 128 + (right & 127) as usize] {
+                LOOK => !self.is_held(text, start, at + i, pair(left as u32, right as u32)),
+                entry => entry == CUT,
+            };
+            cuts |= (cut as u64) << i;
         }
-        cuts & certain
+        cuts
     }
 
     /// End of the piece at `at`, character by character.
@@ -170,36 +259,31 @@ impl Sentence {
     }
 }
 
-/// Pairs of code points.
+/// Pairs of code points, one bit each: a pair may share the bit of another, and is then taken to be held too, which costs a cut and
+/// nothing else. So small, it stays in the second-level cache.
 struct PairSet {
-    /// 0 where free: no token holds two NULs beside each other, or if one does, the pair is taken to be held always.
-    slots: Vec<u64>,
+    bits: Vec<u64>,
 }
+
+const PAIRS_LOG2: u32 = 20;
 
 impl PairSet {
     fn new(pairs: &HashSet<u64>) -> Self {
-        let mut set = Self { slots: vec![0; (pairs.len() * 4).next_power_of_two().max(16)] };
-        let mask = set.slots.len() - 1;
+        let mut set = Self { bits: vec![0; 1 << (PAIRS_LOG2 - 6)] };
         for pair in pairs {
-            let mut i = mix(*pair, 0) as usize & mask;
-            while set.slots[i] != 0 {
-                i = (i + 1) & mask;
-            }
-            set.slots[i] = *pair;
+            let bit = Self::bit(*pair);
+            set.bits[bit >> 6] |= 1 << (bit & 63);
         }
         set
     }
 
+    fn bit(pair: u64) -> usize {
+        (mix(pair, 0) >> (64 - PAIRS_LOG2)) as usize
+    }
+
     #[inline(always)]
     fn contains(&self, pair: u64) -> bool {
-        let mask = self.slots.len() - 1;
-        let mut i = mix(pair, 0) as usize & mask;
-        loop {
-            match self.slots[i] {
-                found if found == pair => return true,
-                0 => return false,
-                _ => i = (i + 1) & mask,
-            }
-        }
+        let bit = Self::bit(pair);
+        self.bits[bit >> 6] >> (bit & 63) & 1 == 1
     }
 }

@@ -36,6 +36,19 @@ impl Level {
     }
 }
 
+/// Asks for the memory at an address, which need not be one.
+#[inline(always)]
+pub fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing, whatever the address; every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Bit i tells of byte i.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AsciiMasks {
@@ -65,6 +78,30 @@ pub struct AsciiMasks {
 /// inlined into functions compiled for those vectors, which are called after [`Level::detect`] found them.
 pub trait Wide: Copy {
     fn ascii(block: &[u8; 64]) -> AsciiMasks;
+
+    /// Where `byte` stands.
+    fn equal(block: &[u8; 64], byte: u8) -> u64;
+
+    /// Where bytes of `set` stand.
+    fn within(block: &[u8; 64], set: &ByteSet) -> u64;
+}
+
+/// A set of bytes, so that vectors can look 32 of them up at once.
+pub struct ByteSet {
+    /// For the low half of a byte: which high halves go with it, those below 8 and those from 8 on.
+    low: [[u8; 16]; 2],
+    all: [bool; 256],
+}
+
+impl ByteSet {
+    pub fn new(bytes: &[u8]) -> Self {
+        let mut set = Self { low: [[0; 16]; 2], all: [false; 256] };
+        for byte in bytes {
+            set.low[(byte >> 7) as usize][(byte & 15) as usize] |= 1 << (byte >> 4 & 7);
+            set.all[*byte as usize] = true;
+        }
+        set
+    }
 }
 
 /// For every machine.
@@ -124,6 +161,14 @@ impl Wide for Portable {
         }
         m
     }
+
+    fn equal(block: &[u8; 64], byte: u8) -> u64 {
+        block.iter().enumerate().fold(0, |mask, (i, b)| mask | ((*b == byte) as u64) << i)
+    }
+
+    fn within(block: &[u8; 64], set: &ByteSet) -> u64 {
+        block.iter().enumerate().fold(0, |mask, (i, b)| mask | (set.all[*b as usize] as u64) << i)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -133,7 +178,7 @@ pub use x86::{Avx2, Avx512};
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{AsciiMasks, Wide};
+    use super::{AsciiMasks, ByteSet, Wide};
 
     #[derive(Clone, Copy)]
     pub struct Avx2;
@@ -159,6 +204,55 @@ mod x86 {
                 control: join(|h| h[8]),
                 high: join(|h| h[9]),
             }
+        }
+
+        #[inline(always)]
+        fn equal(block: &[u8; 64], byte: u8) -> u64 {
+            // SAFETY: as above.
+            unsafe { half_equal(block.as_ptr(), byte) | half_equal(block[32..].as_ptr(), byte) << 32 }
+        }
+
+        #[inline(always)]
+        fn within(block: &[u8; 64], set: &ByteSet) -> u64 {
+            // SAFETY: as above.
+            unsafe { half_within(block.as_ptr(), set) | half_within(block[32..].as_ptr(), set) << 32 }
+        }
+    }
+
+    /// Where `byte` stands among 32 bytes.
+    ///
+    /// # Safety
+    /// 32 bytes can be read at `from`, and the machine has AVX2.
+    #[inline(always)]
+    unsafe fn half_equal(from: *const u8, byte: u8) -> u64 {
+        // SAFETY: what this function asks for.
+        unsafe {
+            let equal = _mm256_cmpeq_epi8(_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(byte as i8));
+            _mm256_movemask_epi8(equal) as u32 as u64
+        }
+    }
+
+    /// The bit that stands for the high half of a byte.
+    static BIT_OF_HIGH: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
+
+    /// Where bytes of `set` stand among 32 bytes.
+    ///
+    /// # Safety
+    /// 32 bytes can be read at `from`, and the machine has AVX2.
+    #[inline(always)]
+    unsafe fn half_within(from: *const u8, set: &ByteSet) -> u64 {
+        // SAFETY: what this function asks for; tables have 16 bytes.
+        unsafe {
+            let below = _mm256_broadcastsi128_si256(_mm_loadu_si128(set.low[0].as_ptr().cast()));
+            let above = _mm256_broadcastsi128_si256(_mm_loadu_si128(set.low[1].as_ptr().cast()));
+            let bit_of_high = _mm256_broadcastsi128_si256(_mm_loadu_si128(BIT_OF_HIGH.as_ptr().cast()));
+            let v = _mm256_loadu_si256(from.cast());
+            // A table gives 0 for bytes from 128 on: so each of the two answers for its half.
+            let flipped = _mm256_xor_si256(v, _mm256_set1_epi8(-128));
+            let known = _mm256_or_si256(_mm256_shuffle_epi8(below, v), _mm256_shuffle_epi8(above, flipped));
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(v), _mm256_set1_epi8(15));
+            let hit = _mm256_and_si256(known, _mm256_shuffle_epi8(bit_of_high, high));
+            !_mm256_movemask_epi8(_mm256_cmpeq_epi8(hit, _mm256_setzero_si256())) as u32 as u64
         }
     }
 
@@ -220,6 +314,18 @@ mod x86 {
                 }
             }
         }
+
+        #[inline(always)]
+        fn equal(block: &[u8; 64], byte: u8) -> u64 {
+            // SAFETY: as above.
+            unsafe { _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(block.as_ptr().cast()), _mm512_set1_epi8(byte as i8)) }
+        }
+
+        #[inline(always)]
+        fn within(block: &[u8; 64], set: &ByteSet) -> u64 {
+            // Two halves cost little, and what has AVX-512 has AVX2.
+            Avx2::within(block, set)
+        }
     }
 }
 
@@ -227,8 +333,28 @@ mod x86 {
 mod tests {
     use super::*;
 
+    fn check_sets<W: Wide>() {
+        let lists: [&[u8]; 5] = [b"\n\t<[\xe2", b"", &[0, 15, 16, 127, 128, 143, 255], b"az", &[0x7f, 0x80]];
+        for list in lists {
+            let set = ByteSet::new(list);
+            for first in 0..=255u8 {
+                let block: [u8; 64] = std::array::from_fn(|i| first.wrapping_add((i * 5) as u8));
+                let (within, equal) = (W::within(&block, &set), W::equal(&block, first));
+                for (i, byte) in block.iter().enumerate() {
+                    assert_eq!(within >> i & 1 == 1, list.contains(byte), "{byte}");
+                    assert_eq!(equal >> i & 1 == 1, *byte == first, "{byte}");
+                }
+            }
+        }
+    }
+
     /// Every byte at every place, against definitions spelt out byte by byte.
-    fn check(ascii: impl Fn(&[u8; 64]) -> AsciiMasks) {
+    fn check<W: Wide>() {
+        check_sets::<W>();
+        check_masks(W::ascii);
+    }
+
+    fn check_masks(ascii: impl Fn(&[u8; 64]) -> AsciiMasks) {
         let mut block = [0u8; 64];
         for round in 0..256usize {
             for (i, byte) in block.iter_mut().enumerate() {
@@ -255,11 +381,11 @@ mod tests {
     fn masks_are_right_at_every_level_this_machine_has() {
         for level in Level::usable() {
             match level {
-                Level::Portable => check(Portable::ascii),
+                Level::Portable => check::<Portable>(),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => check(Avx2::ascii),
+                Level::Avx2 => check::<Avx2>(),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => check(Avx512::ascii),
+                Level::Avx512 => check::<Avx512>(),
             }
         }
     }

@@ -43,7 +43,7 @@ impl Worker {
         let padded = buffer.text();
         let mut at = 0;
         loop {
-            let found = engine.raw.as_ref().and_then(|matcher| matcher.next(padded, at));
+            let found = engine.raw.as_ref().and_then(|matcher| matcher.next(engine.level, padded, at));
             let end = found.map_or(text.len(), |found| found.start);
             if engine.nfc && nfc::may_change(&text[at..end]) {
                 // The batch speaks of the one text or of the other.
@@ -73,7 +73,7 @@ impl Worker {
     fn cut(&mut self, engine: &Engine, text: Padded<'_>, mut at: usize, end: usize, ids: &mut Vec<u32>) {
         let text = text.until(end);
         if let Some(matcher) = &engine.normalized {
-            let next = |at: usize| Matcher::next(matcher, text, at);
+            let next = |at: usize| Matcher::next(matcher, engine.level, text, at);
             while let Some(found) = next(at) {
                 self.fill(engine, text.until(found.start), at, ids);
                 self.push_token(engine, text, found.id, ids);
