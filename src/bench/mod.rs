@@ -1,9 +1,10 @@
 //! `zaya bench`: what this machine reaches, and what zaya reaches on it. Everything goes through `trait Backend`, on numbers
-//! and tokens that are made up; no data is read.
+//! and tokens that are made up; only the part `data` reads a recipe's training data.
 
 pub mod case;
 mod checkpoint;
 mod collectives;
+mod data;
 mod gemm;
 mod ranks;
 mod report;
@@ -21,6 +22,7 @@ use anyhow::Result;
 pub use case::Case;
 pub use checkpoint::CheckpointLine;
 pub use collectives::{CollectiveLine, Collectives};
+pub use data::DataLine;
 pub use ranks::RanksLine;
 pub use report::*;
 pub use timing::Times;
@@ -38,6 +40,7 @@ pub enum Part {
     Collectives,
     Ranks,
     Checkpoint,
+    Data,
 }
 
 #[derive(Debug, Clone)]
@@ -87,12 +90,23 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         }
         None => None,
     };
+    let data = match recipe.filter(|_| wants(Part::Data)) {
+        Some(recipe) => {
+            progress("reading the data");
+            let trainer = match &step {
+                Some((step, _)) => step.tokens_per_s,
+                None => step::measure(recipe, STEP_TIMES * seconds)?.tokens_per_s,
+            };
+            Some(data::measure(recipe, STEP_TIMES * seconds, trainer)?)
+        }
+        None => None,
+    };
     let mut cases = Vec::with_capacity(options.cases.len());
     for case in &options.cases {
         progress(&case.to_string());
         cases.push(case.measure(seconds)?);
     }
-    let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint));
+    let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint | Part::Data));
     let peaks = needs_peaks.then(|| {
         progress("the machine");
         Peaks::measure(10.0 * seconds)
@@ -118,6 +132,7 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         collectives,
         ranks,
         checkpoint,
+        data,
         step: step.map(|(s, precision)| s.against(peaks.as_ref(), precision)),
         peaks,
         cases,

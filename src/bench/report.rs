@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::checkpoint::CheckpointLine;
 use super::collectives::Collectives;
+use super::data::DataLine;
 use super::ranks::RanksLine;
 use super::table;
 use super::timing::Times;
@@ -39,6 +40,8 @@ pub struct Report {
     pub ranks: Option<RanksLine>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataLine>,
     pub cases: Vec<CaseLine>,
 }
 

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::checkpoint::CheckpointLine;
 use super::collectives::Collectives;
+use super::data::DataLine;
 use super::ranks::RanksLine;
 use super::report::{CaseLine, GemmLine, Report, StepLine, VerbLine};
 use crate::machine::{ComputePeak, Peak, Peaks};
@@ -35,6 +36,9 @@ pub fn of(report: &Report) -> String {
     if let Some(line) = &report.checkpoint {
         checkpoint(&mut out, line);
     }
+    if let Some(line) = &report.data {
+        data(&mut out, line);
+    }
     if let Some(found) = &report.collectives {
         collectives(&mut out, found);
     }
@@ -56,6 +60,15 @@ fn ranks(out: &mut String, l: &RanksLine) {
     let operations = percent(l.operations);
     let _ = writeln!(out, "the first rank stood still for gradients {gradients} and for weights {weights} of a step,");
     let _ = writeln!(out, "and was {operations} in operations that the computation waits for (late ranks, halos, keys, tokens)");
+}
+
+fn data(out: &mut String, l: &DataLine) {
+    let _ = writeln!(out, "\n# Reading data: {} tokens in {} documents\n", l.tokens, l.documents);
+    let _ = writeln!(out, "{:<40} {:>11}", "opening the sources", seconds(l.open_s));
+    let _ = writeln!(out, "{:<40} {:>11}", "the first batch", seconds(l.first_batch_s));
+    let _ = writeln!(out, "{:<40} {:>11} {:>12.0} tokens/s", "batches, by one thread", l.batches, l.tokens_per_s);
+    let _ = writeln!(out, "{:<40} {:>11} {:>12.0} tokens/s", "training, by all threads", "", l.trainer_tokens_per_s);
+    let _ = writeln!(out, "reading is {:.0} times as fast as training", l.ratio);
 }
 
 fn checkpoint(out: &mut String, l: &CheckpointLine) {

@@ -13,7 +13,7 @@ use crate::recipe;
 /// Measure what this machine reaches, and what zaya reaches on it.
 ///
 /// Peaks of the machine, the products and the fused verbs of a recipe's model, its whole step: achieved against limit. No
-/// data is needed; tokens are made up. docs/BENCH.md explains every figure and the document that --json writes.
+/// data is needed but for the part `data`; tokens are made up. docs/BENCH.md explains every figure and the document that --json writes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What is measured, as --parts.
@@ -74,6 +74,8 @@ enum PartName {
     Ranks,
     /// Saving and loading the recipe's state, against memory and disk.
     Checkpoint,
+    /// Reading the recipe's training data, against what training uses up.
+    Data,
 }
 
 impl PartName {
@@ -86,6 +88,7 @@ impl PartName {
             Self::Collectives => Part::Collectives,
             Self::Ranks => Part::Ranks,
             Self::Checkpoint => Part::Checkpoint,
+            Self::Data => Part::Data,
         }
     }
 }

@@ -7,10 +7,11 @@ use anyhow::Result;
 use clap::ValueEnum;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
-use crate::data::build::{Corpus, TokenizeJob, TrainVocabJob, Watcher, tokenize, train_vocab};
+use crate::data::build::{ChatJob, Corpus, TokenizeJob, TrainVocabJob, Watcher, tokenize, train_vocab};
 use crate::data::sidecar::{Replaced, Skipped};
 use crate::error::{bad_input, exit_code};
 use crate::text::Eod;
+use crate::text::chat::{ChatOptions, Learn, parse_date};
 use crate::text::corpus::{Input, Layout, read_list};
 use crate::text::record::OnBad;
 
@@ -45,9 +46,33 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     format: Format,
 
-    /// Field of a JSON line that holds the text
-    #[arg(long, value_name = "NAME", default_value = "text")]
-    field: String,
+    /// Field of a JSON line that holds the text, or with --chat the messages [default: text; messages, else conversations]
+    #[arg(long, value_name = "NAME")]
+    field: Option<String>,
+
+    /// Records are conversations: rendered by the tokenizer's chat template, with PREFIX.mask saying what is learnt
+    #[arg(long, conflicts_with = "train_vocab")]
+    chat: bool,
+
+    /// Chat template [default: chat_template.jinja beside the tokenizer, else `chat_template` in tokenizer_config.json]
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    chat_template: Option<PathBuf>,
+
+    /// The day that a chat template is told when it asks; without it none
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "chat", value_parser = parse_date)]
+    chat_date: Option<chrono::NaiveDate>,
+
+    /// Which turns of a conversation are learnt
+    #[arg(long, value_enum, default_value_t = LearnName::Assistant, requires = "chat")]
+    learn: LearnName,
+
+    /// Tags around reasoning in a turn of the assistant
+    #[arg(long, value_names = ["OPEN", "CLOSE"], num_args = 2, default_values = ["<think>", "</think>"], requires = "chat")]
+    reasoning_tags: Vec<String>,
+
+    /// Trim conversations to N tokens: reasoning is cut, answers never are
+    #[arg(long, value_name = "N", requires = "chat")]
+    trim: Option<usize>,
 
     /// Token that ends a document [default: the special token known to mean it, if there is exactly one]
     #[arg(long, value_name = "TOKEN", conflicts_with_all = ["no_eod", "train_vocab"], allow_hyphen_values = true)]
@@ -82,6 +107,16 @@ enum Format {
     Text,
     /// One JSON object a line
     Jsonl,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LearnName {
+    /// All turns of the assistant
+    Assistant,
+    /// Its last turn
+    Last,
+    /// Everything
+    All,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -120,8 +155,10 @@ pub fn run(args: Args) -> Result<u8> {
             )
         }
         None => {
+            let chat = args.chat.then(|| chat_job(&args)).transpose()?;
             let job = TokenizeJob {
                 corpus,
+                chat,
                 tokenizer: args.tokenizer.ok_or_else(|| bad_input("--tokenizer is missing"))?,
                 eod: match args.eod {
                     Some(token) => Eod::Token(token),
@@ -133,8 +170,11 @@ pub fn run(args: Args) -> Result<u8> {
                 workers: args.workers,
             };
             let done = tokenize(&job, &mut bar)?;
+            let learnt = done.chat.as_ref().map_or(String::new(), |chat| {
+                format!(", {} of them learnt, {} examples trimmed", HumanCount(chat.learnt_tokens), HumanCount(chat.trimmed))
+            });
             format!(
-                "{} documents, {} tokens ({}), {} of text{}: {}.bin",
+                "{} documents, {} tokens ({}){learnt}, {} of text{}: {}.bin",
                 HumanCount(done.documents),
                 HumanCount(done.tokens),
                 done.dtype,
@@ -150,6 +190,18 @@ pub fn run(args: Args) -> Result<u8> {
     Ok(exit_code::OK)
 }
 
+fn chat_job(args: &Args) -> Result<ChatJob> {
+    let [open, close] = args.reasoning_tags.as_slice() else { return Err(bad_input("--reasoning-tags takes two texts")) };
+    let learn = match args.learn {
+        LearnName::Assistant => Learn::Assistant,
+        LearnName::Last => Learn::Last,
+        LearnName::All => Learn::All,
+    };
+    let reasoning = [open.clone(), close.clone()];
+    let options = ChatOptions { learn, field: args.field.clone(), reasoning, trim: args.trim };
+    Ok(ChatJob { template: args.chat_template.clone(), date: args.chat_date, options })
+}
+
 fn corpus(args: &Args) -> Result<Corpus> {
     let mut paths = args.input.clone();
     for list in &args.input_list {
@@ -159,6 +211,8 @@ fn corpus(args: &Args) -> Result<Corpus> {
         return Err(bad_input("there is nothing to read: give files with --input, or a list of them with --input-list"));
     }
     let layout = match args.format {
+        Format::Text if args.chat => return Err(bad_input("--chat reads JSON lines: leave --format text out")),
+        Format::Auto if args.chat => Some(Layout::JsonLines),
         Format::Auto => None,
         Format::Text => Some(Layout::Text),
         Format::Jsonl => Some(Layout::JsonLines),
@@ -169,7 +223,8 @@ fn corpus(args: &Args) -> Result<Corpus> {
         BadRecords::Fail => OnBad::Fail,
     };
     let inputs = paths.iter().map(|path| Input::find(path, layout)).collect::<Result<_>>()?;
-    Ok(Corpus { inputs, field: args.field.clone(), on_bad })
+    let field = args.field.clone().unwrap_or_else(|| if args.chat { "messages" } else { "text" }.into());
+    Ok(Corpus { inputs, field, on_bad })
 }
 
 /// What was not taken as it came; nothing if all was.

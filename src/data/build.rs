@@ -7,10 +7,12 @@ use std::sync::mpsc::Receiver;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 
+use super::mask::{self, MaskWriter};
 use super::shard::{TokenType, prefix_of, with_suffix};
-use super::sidecar::{EodInfo, FORMAT, Replaced, Sidecar, Skipped, SourceInfo, TokenizerInfo};
+use super::sidecar::{ChatInfo, EodInfo, FORMAT, MASK_FORMAT, Replaced, Sidecar, Skipped, SourceInfo, TokenizerInfo};
 use super::writer::{self, ShardWriter, check_prefix, write_file};
 use crate::error::{bad_input, did_you_mean};
+use crate::text::chat::{ChatEncoder, ChatOptions, ChatTemplate, marks};
 use crate::text::corpus::{self, Batch, Input, Record};
 use crate::text::record::{Document, Fault, OnBad, document, field_names};
 use crate::text::{Encoder, Eod, vocab};
@@ -144,14 +146,64 @@ pub struct TokenizeJob {
     pub overwrite: bool,
     /// Threads that encode; 0 = one for each core. The output does not depend on it.
     pub workers: usize,
+    /// Records are conversations, and `output.mask` says what of them is learnt.
+    pub chat: Option<ChatJob>,
+}
+
+/// How conversations are rendered and marked.
+#[derive(Debug, Clone)]
+pub struct ChatJob {
+    /// None = the one beside the tokenizer.
+    pub template: Option<PathBuf>,
+    /// The day that the template is told.
+    pub date: Option<chrono::NaiveDate>,
+    pub options: ChatOptions,
 }
 
 fn pool(workers: usize) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new().num_threads(workers).build().context("starting the worker threads")
 }
 
-/// Tokens of one record, or why it has none.
-type Encoded = Result<(Document, Result<Vec<u32>>), Fault>;
+/// What a record becomes.
+struct Encoded {
+    document: Document,
+    /// Bytes of text that the ids stand for.
+    text_bytes: u64,
+    ids: Vec<u32>,
+    /// One an id, of conversations.
+    marks: Vec<u8>,
+    trimmed: bool,
+}
+
+/// Tokens of one text, with the token that ends a document.
+fn encode_text(encoder: &Encoder, record: &Record, corpus: &Corpus) -> Result<Result<Encoded, Fault>> {
+    let layout = corpus.inputs[record.input].layout;
+    let document = match document(&record.bytes, layout, &corpus.field, corpus.on_bad) {
+        Ok(document) => document,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let mut ids = encoder.encode(&document.text)?;
+    if !ids.is_empty() {
+        ids.extend(encoder.eod().map(|(_, id)| id));
+    }
+    let text_bytes = document.text.len() as u64;
+    Ok(Ok(Encoded { document, text_bytes, ids, marks: Vec::new(), trimmed: false }))
+}
+
+/// Tokens of one conversation.
+fn encode_chat(encoder: &Encoder, chat: &ChatEncoder, record: &Record, on_bad: OnBad) -> Result<Result<Encoded, Fault>> {
+    Ok(chat.encode(encoder, &record.bytes, on_bad)?.map(|example| Encoded {
+        // Only counts and a text that is not empty are looked at.
+        document: Document {
+            text: if example.ids.is_empty() { String::new() } else { "chat".into() },
+            replaced: example.replaced,
+        },
+        text_bytes: example.text_bytes,
+        ids: example.ids,
+        marks: example.marks,
+        trimmed: example.trimmed,
+    }))
+}
 
 /// Writes the shard `output.bin`, `.idx`, `.json`. Nothing is left under these names unless all of it went well.
 pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar> {
@@ -162,6 +214,9 @@ pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar
         check_not_read(&file, job.corpus.inputs.iter().map(|i| &i.path).chain([&job.tokenizer]))?;
     }
     let encoder = Encoder::load(&job.tokenizer, &job.eod)?;
+    let chat = job.chat.as_ref().map(|chat| chat_encoder(job, chat, &encoder)).transpose()?;
+    let mut mask = chat.as_ref().map(|_| MaskWriter::create(&output)).transpose()?;
+    let (mut learnt_tokens, mut trimmed) = (0, 0);
     let token_type = TokenType::for_vocab(encoder.vocab_size());
     let mut writer = ShardWriter::create(&output, token_type, job.overwrite)?;
     let pool = pool(job.workers)?;
@@ -169,22 +224,21 @@ pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar
     let mut unknown_tokens = 0;
     for batch in corpus::read(Arc::new(job.corpus.inputs.clone())) {
         let Batch { records, bytes_read } = batch.map_err(|e| nothing_written(e, &writer))?;
-        let encode = |record: &Record| -> Encoded {
-            let layout = job.corpus.inputs[record.input].layout;
-            let document = document(&record.bytes, layout, &job.corpus.field, job.corpus.on_bad)?;
-            let ids = encoder.encode(&document.text);
-            Ok((document, ids))
+        let encode = |record: &Record| match &chat {
+            Some(chat) => encode_chat(&encoder, chat, record, job.corpus.on_bad),
+            None => encode_text(&encoder, record, &job.corpus),
         };
         // One record is enough work for a thread to come back for.
-        let encoded: Vec<Encoded> = pool.install(|| records.par_iter().with_max_len(1).map(encode).collect());
+        let encoded: Vec<Result<Result<Encoded, Fault>>> =
+            pool.install(|| records.par_iter().with_max_len(1).map(encode).collect());
         for (record, encoded) in records.iter().zip(encoded) {
-            let (text, ids) = match encoded {
-                Ok((text, ids)) => (Ok(text), ids),
-                Err(fault) => (Err(fault), Ok(Vec::new())),
-            };
-            let Some(text) = tally.take(record, text)? else { continue };
             let place = || job.corpus.inputs[record.input].place(record.line);
-            let mut ids = ids.with_context(place)?;
+            let (text, encoded) = match encoded.with_context(place)? {
+                Ok(mut encoded) => (Ok(std::mem::take(&mut encoded.document)), Some(encoded)),
+                Err(fault) => (Err(fault), None),
+            };
+            let (Some(_), Some(encoded)) = (tally.take(record, text)?, encoded) else { continue };
+            let ids = encoded.ids;
             let source = &mut tally.sources[record.input];
             if ids.is_empty() {
                 // Text of which the tokenizer leaves nothing, such as white space that its normaliser drops.
@@ -192,11 +246,15 @@ pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar
                 continue;
             }
             unknown_tokens += ids.iter().filter(|id| Some(**id) == encoder.unknown()).count() as u64;
-            ids.extend(encoder.eod().map(|(_, id)| id));
             writer.push(&ids).with_context(place)?;
+            if let Some(mask) = &mut mask {
+                mask.write(&encoded.marks)?;
+                learnt_tokens += encoded.marks.iter().filter(|m| **m & marks::LEARN != 0).count() as u64;
+                trimmed += u64::from(encoded.trimmed);
+            }
             source.documents += 1;
             source.tokens += ids.len() as u64;
-            source.text_bytes += text.text.len() as u64;
+            source.text_bytes += encoded.text_bytes;
         }
         tally.watcher.progress(bytes_read);
     }
@@ -205,7 +263,12 @@ pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar
         tally.watcher.warn("the inputs hold no text: the shard has no documents");
     }
     let mut sidecar = sidecar_of(job, &encoder, token_type, &tally, unknown_tokens);
+    sidecar.chat = chat.map(|chat| chat_info(&chat, learnt_tokens, trimmed));
     writer.publish(|written| {
+        mask::remove_old(&output)?;
+        if let (Some(mask), Some(info)) = (&mut mask, &mut sidecar.chat) {
+            (info.mask_bytes, info.mask_xxh3_64) = mask.publish()?;
+        }
         sidecar.bin_bytes = written.bin_bytes;
         sidecar.bin_xxh3_64 = written.bin_xxh3_64.clone();
         sidecar.idx_bytes = written.idx_bytes;
@@ -213,6 +276,27 @@ pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar
         Ok(serde_json::to_string_pretty(&sidecar)? + "\n")
     })?;
     Ok(sidecar)
+}
+
+fn chat_encoder(job: &TokenizeJob, chat: &ChatJob, encoder: &Encoder) -> Result<ChatEncoder> {
+    let template = ChatTemplate::find(&job.tokenizer, chat.template.as_deref(), chat.date)?;
+    ChatEncoder::new(&job.tokenizer, encoder, template, chat.options.clone())
+}
+
+fn chat_info(chat: &ChatEncoder, learnt_tokens: u64, trimmed: u64) -> ChatInfo {
+    let (template, options) = (chat.template(), chat.options());
+    ChatInfo {
+        template_file: template.path().file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned()),
+        template_sha256: template.sha256().into(),
+        learn: options.learn.name().into(),
+        reasoning_tags: options.reasoning.clone(),
+        trim: options.trim,
+        trimmed,
+        learnt_tokens,
+        mask_format: MASK_FORMAT.into(),
+        mask_bytes: 0,
+        mask_xxh3_64: String::new(),
+    }
 }
 
 fn nothing_written(error: anyhow::Error, writer: &ShardWriter) -> anyhow::Error {
@@ -244,6 +328,7 @@ fn sidecar_of<W: Watcher>(
         bin_xxh3_64: String::new(),
         idx_bytes: 0,
         idx_xxh3_64: String::new(),
+        chat: None,
     }
 }
 

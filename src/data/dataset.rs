@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use super::shard::Shard;
+use super::source::Sample;
 use crate::error::bad_input;
+use crate::text::chat::marks;
 
 /// Shards in a row. Documents and tokens are numbered through; shards without documents are allowed among others.
 #[derive(Debug)]
@@ -24,7 +26,7 @@ impl Dataset {
             return Err(bad_input("a data source lists no token shards: give at least one path"));
         }
         let shards: Vec<Shard> = paths.iter().map(|p| Shard::open(p)).collect::<Result<_>>()?;
-        shards.iter().try_for_each(Shard::check_index)?;
+        shards.iter().filter(|s| !s.is_large()).try_for_each(Shard::check_index)?;
         let mut known = shards.iter().filter_map(|s| Some((s.bin_path(), &s.sidecar()?.tokenizer)));
         if let Some((first, tokenizer)) = known.next()
             && let Some((other, _)) = known.find(|(_, t)| t.sha256 != tokenizer.sha256)
@@ -76,8 +78,24 @@ impl Dataset {
         Ok(self.first_token[shard] + self.shards[shard].document_start(d - self.first_document[shard])?)
     }
 
+    /// Where every `every`-th document begins, in tokens, and the end.
+    pub fn starts_of_every(&self, every: u64) -> Result<Vec<u64>> {
+        let mut out = Vec::with_capacity(self.num_documents().div_ceil(every) as usize + 1);
+        for (i, shard) in self.shards.iter().enumerate() {
+            let (first, end) = (self.first_document[i], self.first_document[i + 1]);
+            let documents = (first.next_multiple_of(every)..end).step_by(every as usize).map(|d| d - first);
+            out.extend(shard.document_starts(documents)?.into_iter().map(|start| self.first_token[i] + start));
+        }
+        out.push(self.num_tokens());
+        Ok(out)
+    }
+
     /// Start and end of document `d`, in tokens.
     pub fn document(&self, d: u64) -> Result<(u64, u64)> {
+        let shard = self.first_document.partition_point(|first| *first <= d) - 1;
+        if self.shards[shard].is_large() {
+            self.shards[shard].check_document(d - self.first_document[shard])?;
+        }
         let (start, end) = (self.document_start(d)?, self.document_start(d + 1)?);
         let damaged = "the index of a token shard is damaged: a document ends before it begins";
         ensure!(start <= end, "{damaged} (document {d} of the source, {})", self.place_of_token(start).0.bin_path().display());
@@ -125,20 +143,60 @@ impl Dataset {
         Ok(())
     }
 
+    /// Whether any shard says more of its tokens than that they are learnt.
+    pub fn has_marks(&self) -> bool {
+        self.shards.iter().any(|s| s.mask().is_some())
+    }
+
+    /// Appends the marks of tokens `from..to`; tokens of shards without a mask are learnt.
+    pub fn read_marks(&self, from: u64, to: u64, out: &mut Vec<u8>) {
+        let mut at = from;
+        while at < to {
+            let (shard, place) = self.place_of_token(at);
+            let count = (to - at).min(shard.num_tokens() - place);
+            match shard.mask() {
+                Some(mask) => mask.read(place, place + count, out),
+                None => out.resize(out.len() + count as usize, marks::LEARN),
+            }
+            at += count;
+        }
+    }
+
+    /// Appends tokens `from..to` to a sample, with what is known of them.
+    pub fn read_marked(&self, from: u64, to: u64, vocab_size: usize, sample: &mut Sample) -> Result<()> {
+        self.read(from, to, vocab_size, &mut sample.ids)?;
+        if self.has_marks() {
+            self.read_marks(from, to, &mut sample.marks);
+        }
+        Ok(())
+    }
+
     /// Hash of what training reads from this dataset, whatever the paths: sizes, indices and a sample of the tokens of its
     /// shards, in order.
     pub fn fingerprint(&self) -> String {
         let mut hash = blake3::Hasher::new();
-        let mut tokens = Vec::new();
+        let (mut tokens, mut known) = (Vec::new(), Vec::new());
         for shard in self.shards.iter().filter(|s| s.num_documents() > 0) {
             hash.update(&shard.num_tokens().to_le_bytes());
             hash.update(&(shard.index_bytes().len() as u64).to_le_bytes());
-            hash.update(shard.index_bytes());
-            for (from, to) in sampled(shard.num_tokens()) {
+            match shard.is_large() {
+                false => hash.update(shard.index_bytes()),
+                true => {
+                    let bytes = shard.index_bytes();
+                    let pieces = pieces(bytes.len() as u64, INDEX_PIECE).into_iter();
+                    pieces.fold(&mut hash, |hash, (from, to)| hash.update(&bytes[from as usize..to as usize]))
+                }
+            };
+            for (from, to) in pieces(shard.num_tokens(), TOKEN_PIECE) {
                 tokens.clear();
                 shard.read(from, to, &mut tokens);
                 for token in &tokens {
                     hash.update(&token.to_le_bytes());
+                }
+                if let Some(mask) = shard.mask() {
+                    known.clear();
+                    mask.read(from, to, &mut known);
+                    hash.update(&known);
                 }
             }
         }
@@ -146,14 +204,17 @@ impl Dataset {
     }
 }
 
-/// Stretches of a shard that its fingerprint reads: all of a small one; of a large one 64 pieces from the first token to the
+const PIECES: u64 = 64;
+/// Tokens, and bytes of an index, in a piece.
+const TOKEN_PIECE: u64 = 4096;
+const INDEX_PIECE: u64 = 1 << 14;
+
+/// Stretches that a fingerprint reads of so many tokens or bytes: all of few; of many 64 pieces from the first to the
 /// last, since reading terabytes at every start would cost hours.
-fn sampled(tokens: u64) -> Vec<(u64, u64)> {
-    const PIECES: u64 = 64;
-    const PIECE: u64 = 4096;
-    if tokens <= PIECES * PIECE {
-        return vec![(0, tokens)];
+fn pieces(all: u64, piece: u64) -> Vec<(u64, u64)> {
+    if all <= PIECES * piece {
+        return vec![(0, all)];
     }
-    let start = |i: u64| (u128::from(tokens - PIECE) * u128::from(i) / u128::from(PIECES - 1)) as u64;
-    (0..PIECES).map(|i| (start(i), start(i) + PIECE)).collect()
+    let start = |i: u64| (u128::from(all - piece) * u128::from(i) / u128::from(PIECES - 1)) as u64;
+    (0..PIECES).map(|i| (start(i), start(i) + piece)).collect()
 }

@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use super::best_fit::BestFit;
 use super::dataset::Dataset;
 use super::mixture::{Mixture, MixtureState};
 use super::order::hash;
 use super::source::{Sample, Source};
 use crate::error::bad_input;
+use crate::recipe::Packing;
 use crate::tensor::backend::Batch;
+use crate::text::chat::marks;
 
 /// One entry of a recipe's list of data sources.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,11 +28,14 @@ pub struct SourceSpec {
     pub paths: Vec<PathBuf>,
     /// Samples of this source that an earlier stage (same seed and sequence length) has used: they are passed over.
     pub first_sample: u64,
+    /// How often the source may be gone through, earlier stages included; then its share goes to the others. None = without end.
+    pub max_epochs: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderConfig {
     pub seed: u64,
+    pub packing: Packing,
     /// Tokens of a sequence.
     pub seq_len: usize,
     /// Sequences of a global batch.
@@ -52,11 +58,50 @@ pub struct SampleId {
     pub number: u64,
 }
 
+/// The samples of one source, without end.
+#[derive(Debug)]
+enum Samples {
+    Stream(Source),
+    BestFit(BestFit),
+}
+
+impl Samples {
+    fn dataset(&self) -> &Dataset {
+        match self {
+            Self::Stream(source) => source.dataset(),
+            Self::BestFit(source) => source.dataset(),
+        }
+    }
+
+    fn read(&self, number: u64, sample: &mut Sample) -> Result<()> {
+        match self {
+            Self::Stream(source) => source.read(number, sample),
+            Self::BestFit(source) => source.read(number, sample),
+        }
+    }
+
+    /// Whole samples in so many epochs.
+    fn within(&self, epochs: f64, seq_len: usize) -> u64 {
+        match self {
+            Self::Stream(source) => (epochs * source.dataset().num_tokens() as f64 / seq_len as f64) as u64,
+            Self::BestFit(source) => (epochs * source.num_windows() as f64) as u64,
+        }
+    }
+
+    /// Epochs that so many samples come to.
+    fn epochs(&self, samples: u64, seq_len: usize) -> f64 {
+        match self {
+            Self::Stream(source) => samples as f64 * seq_len as f64 / source.dataset().num_tokens() as f64,
+            Self::BestFit(source) => samples as f64 / source.num_windows() as f64,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct NamedSource {
     name: String,
     first_sample: u64,
-    source: Source,
+    samples: Samples,
 }
 
 /// Samples of one step, and the state before and after it.
@@ -80,6 +125,8 @@ pub struct Loader {
     mixture: Mixture,
     sources: Vec<NamedSource>,
     plan: Mutex<Arc<Plan>>,
+    /// The state from which any later one is found by replay: the beginning, or where weights were changed.
+    origin: Mutex<MixtureState>,
 }
 
 impl Loader {
@@ -89,25 +136,44 @@ impl Loader {
         if config.batch_sequences == 0 {
             return Err(bad_input("a global batch of 0 sequences trains nothing"));
         }
-        let mixture = Mixture::new(&specs.iter().map(|s| s.weight).collect::<Vec<_>>())?;
         let mut sources = Vec::with_capacity(specs.len());
+        let mut limits = Vec::with_capacity(specs.len());
         for (i, spec) in specs.iter().enumerate() {
-            let open =
-                || Source::new(Dataset::open(&spec.paths)?, hash(config.seed, &[i as u64]), config.seq_len, config.vocab_size);
-            let source = open().with_context(|| format!("data source `{}`", spec.name))?;
-            sources.push(NamedSource { name: spec.name.clone(), first_sample: spec.first_sample, source });
+            let (seed, seq_len, vocab_size) = (hash(config.seed, &[i as u64]), config.seq_len, config.vocab_size);
+            let open = || -> Result<Samples> {
+                let dataset = Dataset::open(&spec.paths)?;
+                // It looks for sequences of 0 tokens and sources without any.
+                let stream = Source::new(dataset, seed, seq_len, vocab_size)?;
+                Ok(match config.packing {
+                    Packing::Stream => Samples::Stream(stream),
+                    Packing::BestFit => Samples::BestFit(BestFit::new(stream.into_dataset(), seed, seq_len, vocab_size)?),
+                })
+            };
+            let samples = open().with_context(|| format!("data source `{}`", spec.name))?;
+            if let Samples::BestFit(packed) = &samples
+                && packed.too_long() > 0
+            {
+                tell!(
+                    "warning: data source `{}`: {} of {} documents are longer than a sequence of {seq_len} tokens and have no reasoning \
+                     that could be left out: they are never shown",
+                    spec.name,
+                    packed.too_long(),
+                    packed.dataset().num_documents()
+                );
+            }
+            limits.push(spec.max_epochs.map(|epochs| samples.within(epochs, seq_len).saturating_sub(spec.first_sample)));
+            sources.push(NamedSource { name: spec.name.clone(), first_sample: spec.first_sample, samples });
         }
-        let mut known = sources.iter().filter_map(|s| Some((&s.name, s.source.dataset().tokenizer_sha256()?)));
+        let mixture = Mixture::new(&specs.iter().map(|s| s.weight).collect::<Vec<_>>())?.with_limits(limits);
+        let mut known = sources.iter().filter_map(|s| Some((&s.name, s.samples.dataset().tokenizer_sha256()?)));
         if let Some((first, sha)) = known.next()
             && let Some((other, _)) = known.find(|(_, s)| *s != sha)
         {
             return Err(bad_input(format!("data sources `{first}` and `{other}` were written with different tokenizers")));
         }
         let start = mixture.start();
-        let plan = Plan { step: 0, before: start.clone(), after: start, samples: Vec::new() };
-        let loader = Self { config, mixture, sources, plan: Mutex::new(Arc::new(plan)) };
-        loader.plan(0)?;
-        Ok(loader)
+        let plan = Plan { step: 0, before: start.clone(), after: start.clone(), samples: Vec::new() };
+        Ok(Self { config, mixture, sources, plan: Mutex::new(Arc::new(plan)), origin: Mutex::new(start) })
     }
 
     pub fn config(&self) -> &LoaderConfig {
@@ -121,15 +187,19 @@ impl Loader {
 
     /// The data of source `i`: counts, tokenizer, bytes.
     pub fn dataset(&self, i: usize) -> &Dataset {
-        self.sources[i].source.dataset()
+        self.sources[i].samples.dataset()
     }
 
-    /// Epochs of each source that are begun or done after `step` steps, as a fraction: tokens drawn / tokens there.
+    /// Samples after which all sources have been gone through as often as they may; None = without end.
+    pub fn ends_at(&self) -> Result<Option<u64>> {
+        let plan = self.current()?;
+        Ok(self.mixture.left(&plan.before).map(|left| plan.before.samples + left))
+    }
+
+    /// Epochs of each source that are begun or done after `step` steps, as a fraction.
     pub fn epochs_at(&self, step: u64) -> Result<Vec<f64>> {
         let state = self.state_at(step)?;
-        let drawn = |(s, count): (&NamedSource, &u64)| {
-            (s.first_sample + count) as f64 * self.config.seq_len as f64 / s.source.dataset().num_tokens() as f64
-        };
+        let drawn = |(s, count): (&NamedSource, &u64)| s.samples.epochs(s.first_sample + count, self.config.seq_len);
         Ok(self.sources.iter().zip(&state.counts).map(drawn).collect())
     }
 
@@ -137,7 +207,8 @@ impl Loader {
     ///
     /// `labels[p]` is the token after position p. With `document_mask`, `doc_start[p]` is the position in the sequence where
     /// p's document begins (0 when it began earlier), and the last token of a document has label -1; without it,
-    /// `doc_start` is empty, and every row has a label unless `eod_mask_loss` takes those same labels away.
+    /// `doc_start` is empty, and every row has a label unless `eod_mask_loss` takes those same labels away. Where a shard has a mask,
+    /// tokens that are not to be learnt are nobody's label. Rows of packed windows that hold nothing are not `valid`.
     pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
         let plan = self.plan(step)?;
         ensure!(
@@ -153,9 +224,9 @@ impl Loader {
         let mut sample = Sample::default();
         for id in &plan.samples[rows] {
             let from = &self.sources[id.source];
-            let read = from.source.read(id.number, &mut sample);
+            let read = from.samples.read(id.number, &mut sample);
             read.with_context(|| format!("reading sample {} of data source `{}` for step {step}", id.number, from.name))?;
-            append(&mut batch, &sample.ids, &sample.starts, borders);
+            append(&mut batch, &sample, borders);
         }
         Ok(batch)
     }
@@ -169,19 +240,22 @@ impl Loader {
     pub fn state_at(&self, step: u64) -> Result<MixtureState> {
         let plan = self.current()?;
         let samples = self.samples_before(step)?;
-        Ok(match () {
-            () if plan.before.samples == samples => plan.before.clone(),
-            () if plan.after.samples == samples => plan.after.clone(),
-            () => self.mixture.state_at(samples),
-        })
+        if let Some(state) = [&plan.before, &plan.after].into_iter().find(|state| state.samples == samples) {
+            return Ok(state.clone());
+        }
+        let mut state = self.origin.lock().map_err(|_| poisoned())?.clone();
+        ensure!(state.samples <= samples, "step {step} lies before the weights of the data sources were changed");
+        self.mixture.advance(&mut state, samples).ok_or_else(|| bad_input(USED_UP))?;
+        Ok(state)
     }
 
     /// Goes on from a stored state without replaying. The state is believed, after a check that it can be one of this
-    /// loader's; [`Loader::fingerprint`] and an equal recipe make sure that it is.
-    pub fn restore(&self, step: u64, state: &MixtureState) -> Result<()> {
+    /// loader's; [`Loader::fingerprint`] and an equal recipe make sure that it is. Weights may be others than the state was reached
+    /// with: each source goes on with its next sample, and the shares are the new ones from here on. True if that is so.
+    pub fn restore(&self, step: u64, state: &MixtureState) -> Result<bool> {
         let samples = self.samples_before(step)?;
         let sum: u64 = state.counts.iter().sum();
-        if state.counts.len() != self.sources.len() || state.samples != samples || sum != samples {
+        if state.counts.len() != self.sources.len() || state.samples != samples || sum != samples || !state.is_sound() {
             return Err(bad_input(format!(
                 "the data state of the checkpoint does not fit the recipe: it has {} sources and {} samples ({sum} by its counts), \
                  the recipe {} sources and {samples} samples before step {step}; were sources or the batch size changed?",
@@ -190,9 +264,13 @@ impl Loader {
                 self.sources.len()
             )));
         }
-        let plan = self.make_plan(step, state.clone());
+        let mut state = state.clone();
+        let changed = self.mixture.adopt(&mut state);
+        *self.origin.lock().map_err(|_| poisoned())? = self.mixture.origin(&state);
+        // Drawn when it is asked for: a run that has ended asks for nothing.
+        let plan = Plan { step, before: state.clone(), after: state, samples: Vec::new() };
         *self.plan.lock().map_err(|_| poisoned())? = Arc::new(plan);
-        Ok(())
+        Ok(changed)
     }
 
     /// Hash of everything but the seed that fixes what training reads: the shards of every source in order (sizes, indices and
@@ -200,14 +278,14 @@ impl Loader {
     pub fn fingerprint(&self) -> String {
         let mut hash = blake3::Hasher::new();
         for source in &self.sources {
-            hash.update(source.source.dataset().fingerprint().as_bytes());
+            hash.update(source.samples.dataset().fingerprint().as_bytes());
         }
         hash.finalize().to_hex().to_string()
     }
 
     /// Fingerprint of each source by name, so that an error can say which one changed.
     pub fn fingerprints(&self) -> BTreeMap<String, String> {
-        self.sources.iter().map(|s| (s.name.clone(), s.source.dataset().fingerprint())).collect()
+        self.sources.iter().map(|s| (s.name.clone(), s.samples.dataset().fingerprint())).collect()
     }
 
     fn samples_before(&self, step: u64) -> Result<u64> {
@@ -224,21 +302,24 @@ impl Loader {
         if current.step == step && !current.samples.is_empty() {
             return Ok(current);
         }
-        let plan = Arc::new(self.make_plan(step, self.state_at(step)?));
+        let plan = Arc::new(self.make_plan(step, self.state_at(step)?)?);
         *self.plan.lock().map_err(|_| poisoned())? = plan.clone();
         Ok(plan)
     }
 
-    fn make_plan(&self, step: u64, before: MixtureState) -> Plan {
+    fn make_plan(&self, step: u64, before: MixtureState) -> Result<Plan> {
         let mut after = before.clone();
         let mut take = || {
-            let (source, count) = self.mixture.take(&mut after);
-            SampleId { source, number: self.sources[source].first_sample + count }
+            let (source, count) = self.mixture.take(&mut after)?;
+            Some(SampleId { source, number: self.sources[source].first_sample + count })
         };
-        let samples = (0..self.config.batch_sequences).map(|_| take()).collect();
-        Plan { step, before, after, samples }
+        let samples: Option<Vec<SampleId>> = (0..self.config.batch_sequences).map(|_| take()).collect();
+        Ok(Plan { step, before, after, samples: samples.ok_or_else(|| bad_input(USED_UP))? })
     }
 }
+
+const USED_UP: &str =
+    "every data source has been gone through as often as its `max_epochs` allows: raise it, add data, or end the run earlier";
 
 fn poisoned() -> anyhow::Error {
     anyhow!("another thread failed while it read training data")
@@ -260,26 +341,41 @@ impl Borders {
     }
 }
 
-/// Appends one sequence to `batch`: `ids` has one token more than a row, `starts` the positions where documents begin.
-pub(super) fn append(batch: &mut Batch, ids: &[u32], starts: &[u32], borders: Borders) {
+/// Appends one sequence to `batch`: a sample of one id more than a row.
+pub(super) fn append(batch: &mut Batch, sample: &Sample, borders: Borders) {
+    let Sample { ids, starts, marks: known, padding } = sample;
     let seq = batch.seq;
+    let first = batch.labels.len();
     batch.ids.extend(&ids[..seq]);
-    let first_label = batch.labels.len();
     batch.labels.extend(ids[1..=seq].iter().map(|id| i64::from(*id)));
+    let labels = &mut batch.labels[first..];
+    for (label, _) in labels.iter_mut().zip(known.iter().skip(1)).filter(|(_, mark)| **mark & marks::LEARN == 0) {
+        *label = -1;
+    }
+    let real = ids.len() - padding;
+    if *padding > 0 {
+        // The last real token has no successor.
+        labels[real.saturating_sub(1)..].fill(-1);
+    }
+    if real < seq || !batch.valid.is_empty() {
+        batch.valid.resize(first, true);
+        batch.valid.extend((0..seq).map(|row| row < real));
+    }
     if !borders.matter() {
         return;
     }
     let mut from = 0;
-    for begin in starts.iter().copied().filter(|s| *s > 0) {
+    let padded = (real < seq).then_some(real as u32);
+    for begin in starts.iter().copied().chain(padded).filter(|s| *s > 0) {
         // The token before a document's first belongs to another document.
-        batch.labels[first_label + begin as usize - 1] = -1;
+        batch.labels[first + begin as usize - 1] = -1;
         if borders.mask {
             let to = (begin as usize).min(seq);
-            batch.doc_start.resize(first_label + to, from);
+            batch.doc_start.resize(first + to, from);
             from = begin;
         }
     }
     if borders.mask {
-        batch.doc_start.resize(first_label + seq, from);
+        batch.doc_start.resize(first + seq, from);
     }
 }

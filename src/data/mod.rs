@@ -6,15 +6,18 @@
 //! | module | holds |
 //! |---|---|
 //! | [`shard`], [`writer`], [`sidecar`] | one `.bin`/`.idx` pair with its `.json`: reading and writing |
+//! | [`mask`] | which tokens of a shard of conversations are learnt |
 //! | [`dataset`] | several shards read as one row of documents |
 //! | [`order`] | bijective shuffles and the hash under them |
-//! | [`source`] | the endless stream of training samples of one dataset |
+//! | [`source`], [`best_fit`] | the endless training samples of one dataset: windows of a stream, or whole examples |
 //! | [`mixture`] | which source gives the next sample |
 //! | [`loader`], [`validation`] | batches |
 
+pub mod best_fit;
 pub mod build;
 pub mod dataset;
 pub mod loader;
+pub mod mask;
 pub mod mixture;
 pub mod order;
 pub mod shard;

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use memmap2::Mmap;
 
+use super::mask::Mask;
 use super::sidecar::Sidecar;
 use crate::error::bad_input;
 
@@ -75,6 +76,10 @@ impl TokenType {
     }
 }
 
+/// An index up to this size is looked through when a dataset is opened. Of a larger one each document is looked at when it is used,
+/// so that a thousand million documents are opened as fast as ten.
+pub(super) const LARGE_INDEX_BYTES: usize = 64 << 20;
+
 /// One `.bin`/`.idx` pair. Opening looks at the header and the ends only, so it takes the same time for any size; what
 /// lies between is checked where it is used, and gives an error rather than a wrong token.
 ///
@@ -88,6 +93,7 @@ pub struct Shard {
     num_sequences: u64,
     num_documents: u64,
     sidecar: Option<Sidecar>,
+    mask: Option<Mask>,
 }
 
 /// `PREFIX` of `PREFIX.bin`, `PREFIX.idx` or `PREFIX`.
@@ -146,7 +152,15 @@ impl Shard {
                 idx.len()
             );
         }
-        Ok(Self { bin_path, token_type, bin, idx, num_sequences, num_documents, sidecar })
+        let mask = Mask::open(&prefix, bin.len() as u64 / token_type.bytes())?;
+        if mask.is_none() && sidecar.as_ref().is_some_and(|s| s.chat.is_some()) {
+            return Err(bad_input(format!(
+                "token shard {}: it holds conversations, and {}.mask, which says what of them is to be learnt, is not there",
+                bin_path.display(),
+                prefix.display()
+            )));
+        }
+        Ok(Self { bin_path, token_type, bin, idx, num_sequences, num_documents, sidecar, mask })
     }
 
     pub fn bin_path(&self) -> &Path {
@@ -163,6 +177,10 @@ impl Shard {
     }
     pub fn sidecar(&self) -> Option<&Sidecar> {
         self.sidecar.as_ref()
+    }
+    /// What is known of its tokens, where it says more than that they are learnt.
+    pub fn mask(&self) -> Option<&Mask> {
+        self.mask.as_ref()
     }
     /// Contents of the `.idx`.
     pub fn index_bytes(&self) -> &[u8] {
@@ -203,18 +221,79 @@ impl Shard {
         Ok(())
     }
 
+    /// Whether the index is too large to be looked through.
+    pub fn is_large(&self) -> bool {
+        self.idx.len() > LARGE_INDEX_BYTES
+    }
+
+    fn sequence_of_document(&self, d: u64) -> u64 {
+        read_u64(&self.idx, HEADER_BYTES + 12 * self.num_sequences + 8 * d)
+    }
+
+    /// Place of the first byte of sequence `s`; of the one after the last, the end of the `.bin`.
+    fn place(&self, s: u64) -> u64 {
+        match s < self.num_sequences {
+            true => read_u64(&self.idx, HEADER_BYTES + 4 * self.num_sequences + 8 * s),
+            false => self.bin.len() as u64,
+        }
+    }
+
+    /// Whether what the index says of document `d` follows from one another: what [`Shard::check_index`] finds out for all.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn check_document(&self, d: u64) -> Result<()> {
+        let (from, to) = (self.sequence_of_document(d), self.sequence_of_document(d + 1));
+        let follows = |s: u64| {
+            let at = (HEADER_BYTES + 4 * s) as usize;
+            let length = i32::from_le_bytes(self.idx[at..at + 4].try_into().expect("four bytes"));
+            u64::try_from(length).is_ok_and(|n| self.place(s).checked_add(n * self.token_type.bytes()) == Some(self.place(s + 1)))
+        };
+        let sound = from <= to && to <= self.num_sequences && (from == to || (follows(from) && follows(to - 1)));
+        ensure!(
+            sound,
+            "token shard {} is damaged: document {d} has lengths or places in the .idx that do not follow from one another; tokenize again, \
+             or restore the file",
+            self.bin_path.display()
+        );
+        Ok(())
+    }
+
+    /// Where each of the documents `d` begins, as [`Shard::document_start`]. Of a large index by reading the file, which leaves no
+    /// part of it in this process's memory.
+    pub fn document_starts(&self, documents: impl Iterator<Item = u64>) -> Result<Vec<u64>> {
+        use std::os::unix::fs::FileExt;
+        if !self.is_large() {
+            return documents.map(|d| self.document_start(d)).collect();
+        }
+        let path = self.bin_path.with_extension("idx");
+        let file = File::open(&path).with_context(|| format!("reading {}", path.display()))?;
+        let number = |at: u64| -> Result<u64> {
+            let mut bytes = [0; 8];
+            file.read_exact_at(&mut bytes, at).with_context(|| format!("reading {}", path.display()))?;
+            Ok(u64::from_le_bytes(bytes))
+        };
+        let start = |d: u64| {
+            let sequence = number(HEADER_BYTES + 12 * self.num_sequences + 8 * d)?;
+            let byte = match sequence.cmp(&self.num_sequences) {
+                std::cmp::Ordering::Less => number(HEADER_BYTES + 4 * self.num_sequences + 8 * sequence)?,
+                std::cmp::Ordering::Equal => self.bin.len() as u64,
+                std::cmp::Ordering::Greater => u64::MAX,
+            };
+            self.token_at(d, sequence, byte)
+        };
+        documents.map(start).collect()
+    }
+
     /// Where document `d` begins, in tokens from the start of the `.bin`; `d = num_documents` gives the end.
     pub fn document_start(&self, d: u64) -> Result<u64> {
-        let docs_at = HEADER_BYTES + 12 * self.num_sequences;
-        let sequence = read_u64(&self.idx, docs_at + 8 * d);
-        if sequence == self.num_sequences {
-            return Ok(self.num_tokens());
-        }
-        let byte = if sequence < self.num_sequences {
-            read_u64(&self.idx, HEADER_BYTES + 4 * self.num_sequences + 8 * sequence)
-        } else {
-            u64::MAX
-        };
+        let sequence = self.sequence_of_document(d);
+        let byte = if sequence <= self.num_sequences { self.place(sequence) } else { u64::MAX };
+        self.token_at(d, sequence, byte)
+    }
+
+    /// The token at `byte`, where document `d` begins with `sequence`.
+    fn token_at(&self, d: u64, sequence: u64, byte: u64) -> Result<u64> {
         ensure!(
             byte <= self.bin.len() as u64 && byte.is_multiple_of(self.token_type.bytes()),
             "token shard {} is damaged: its index puts document {d} at a place that does not exist (sequence {} of {})",

@@ -34,6 +34,9 @@ pub struct Sidecar {
     pub bin_xxh3_64: String,
     pub idx_bytes: u64,
     pub idx_xxh3_64: String,
+    /// Of conversations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<ChatInfo>,
     /// Inputs in the order they were read; their counts sum to those above.
     pub sources: Vec<SourceInfo>,
 }
@@ -53,6 +56,31 @@ pub struct EodInfo {
     pub token: String,
     pub id: u32,
 }
+
+/// How conversations became tokens, and the `PREFIX.mask` that says what of them is learnt.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChatInfo {
+    /// Name of the template's file, without its directory, and SHA-256 of the template.
+    pub template_file: String,
+    pub template_sha256: String,
+    /// `assistant`, `last` or `all`.
+    pub learn: String,
+    /// Tags around reasoning.
+    pub reasoning_tags: [String; 2],
+    /// Most tokens of an example.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trim: Option<usize>,
+    /// Examples that lost some of their reasoning to `trim`.
+    pub trimmed: u64,
+    pub learnt_tokens: u64,
+    /// [`MASK_FORMAT`]
+    pub mask_format: String,
+    pub mask_bytes: u64,
+    pub mask_xxh3_64: String,
+}
+
+/// Value of `mask_format`.
+pub const MASK_FORMAT: &str = "zaya-mask-1";
 
 /// Records that became no document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

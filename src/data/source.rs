@@ -24,15 +24,20 @@ use crate::error::bad_input;
 /// index a block) that an epoch's order takes, whatever the number of documents.
 const MAX_BLOCKS: u64 = 1 << 20;
 
+/// Of very many documents the blocks are fewer, so that an epoch's order is found in a fraction of a second.
+const MANY_DOCUMENTS: u64 = 1 << 28;
+const MAX_BLOCKS_OF_MANY: u64 = 1 << 18;
+
 /// Orders of recent epochs that stay in memory: a window touches two, unless the dataset is tiny.
 const KEPT_EPOCHS: usize = 4;
 
 /// Tells apart the permutations that one seed serves.
 #[derive(Clone, Copy)]
-enum Order {
+pub(super) enum Order {
     Blocks = 1,
     Documents = 2,
     Windows = 3,
+    Packing = 4,
 }
 
 /// Order of the documents of one epoch.
@@ -62,6 +67,28 @@ pub struct Sample {
     pub ids: Vec<u32>,
     /// Positions in `ids` where a document begins, ascending; position 0 only if one begins right there.
     pub starts: Vec<u32>,
+    /// What is known of each id ([`marks`](crate::text::chat::marks)). Empty = all are learnt.
+    pub marks: Vec<u8>,
+    /// Ids at the end that stand for nothing.
+    pub padding: usize,
+}
+
+impl Sample {
+    pub fn clear(&mut self) {
+        self.ids.clear();
+        self.starts.clear();
+        self.marks.clear();
+        self.padding = 0;
+    }
+
+    /// Fills it up to `len` ids.
+    pub fn pad(&mut self, len: usize) {
+        self.padding = len - self.ids.len();
+        self.ids.resize(len, 0);
+        if !self.marks.is_empty() {
+            self.marks.resize(len, 0);
+        }
+    }
 }
 
 impl Source {
@@ -74,7 +101,8 @@ impl Source {
         if seq_len == 0 {
             return Err(bad_input("the sequence length is 0"));
         }
-        Ok(Self::with_max_blocks(dataset, seed, seq_len, vocab_size, MAX_BLOCKS))
+        let max_blocks = if dataset.num_documents() > MANY_DOCUMENTS { MAX_BLOCKS_OF_MANY } else { MAX_BLOCKS };
+        Ok(Self::with_max_blocks(dataset, seed, seq_len, vocab_size, max_blocks))
     }
 
     fn with_max_blocks(dataset: Dataset, seed: u64, seq_len: usize, vocab_size: usize, max_blocks: u64) -> Self {
@@ -86,13 +114,17 @@ impl Source {
         &self.dataset
     }
 
+    pub fn into_dataset(self) -> Dataset {
+        self.dataset
+    }
+
     /// Epoch in which sample `s` begins.
     pub fn epoch_of_sample(&self, s: u64) -> u64 {
         (u128::from(s) * u128::from(self.seq_len) / u128::from(self.dataset.num_tokens())) as u64
     }
 
     /// First of the windows that begin in epoch `e`.
-    fn first_window(&self, e: u64) -> u64 {
+    pub(super) fn first_window(&self, e: u64) -> u64 {
         (u128::from(e) * u128::from(self.dataset.num_tokens())).div_ceil(u128::from(self.seq_len)) as u64
     }
 
@@ -105,8 +137,7 @@ impl Source {
 
     /// Fills `sample` with sample number `s`.
     pub fn read(&self, s: u64, sample: &mut Sample) -> Result<()> {
-        sample.ids.clear();
-        sample.starts.clear();
+        sample.clear();
         let tokens = u128::from(self.dataset.num_tokens());
         let from = u128::from(self.window_of_sample(s)) * u128::from(self.seq_len);
         let (mut epoch, mut at) = ((from / tokens) as u64, (from % tokens) as u64);
@@ -139,7 +170,7 @@ impl Source {
                 let from = start + skip;
                 skip = 0;
                 let to = stop.min(from + (wanted - sample.ids.len()) as u64);
-                self.dataset.read(from, to, self.vocab_size, &mut sample.ids)?;
+                self.dataset.read_marked(from, to, self.vocab_size, sample)?;
                 if sample.ids.len() == wanted {
                     break;
                 }
@@ -181,12 +212,14 @@ impl Source {
 
     fn build_epoch_order(&self, epoch: u64) -> Result<EpochOrder> {
         let blocks = Permutation::new(self.num_blocks(), self.seed, &[Order::Blocks as u64, epoch]);
+        let starts = self.dataset.starts_of_every(self.docs_per_block)?;
         let mut first_token = Vec::with_capacity(self.num_blocks() as usize + 1);
         let mut total = 0;
         first_token.push(0);
         for b in 0..self.num_blocks() {
-            let (first, end) = self.block(blocks.apply(b));
-            let (start, stop) = (self.dataset.document_start(first)?, self.dataset.document_start(end)?);
+            let block = blocks.apply(b);
+            let (first, end) = self.block(block);
+            let (start, stop) = (starts[block as usize], starts[block as usize + 1]);
             total += stop.checked_sub(start).ok_or_else(|| {
                 anyhow!("documents {first} to {end} of a data source end before they begin: an index is damaged")
             })?;

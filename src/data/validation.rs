@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::dataset::Dataset;
 use super::loader::{Borders, append};
+use super::source::Sample;
 use crate::error::bad_input;
 use crate::tensor::backend::Batch;
 
@@ -69,24 +70,16 @@ impl ValidationSet {
         );
         let seq = self.seq_len;
         let mut batch = Batch { batch: (windows.end - windows.start) as usize, seq, ..Batch::default() };
-        let (mut ids, mut starts) = (Vec::new(), Vec::new());
-        let mut padding = 0;
+        let mut sample = Sample::default();
         for w in windows {
             let from = w * seq as u64;
             let to = (from + seq as u64 + 1).min(self.dataset.num_tokens());
-            ids.clear();
-            self.dataset.read(from, to, self.vocab_size, &mut ids)?;
-            self.starts(from, to, &mut starts)?;
-            padding = seq + 1 - ids.len();
-            ids.resize(seq + 1, 0);
-            append(&mut batch, &ids, &starts, self.borders);
-        }
-        // Only the very last window can be short. Its last real token has no successor, hence no label and no row.
-        if padding > 0 {
-            let real = batch.ids.len() - padding;
-            batch.labels[real..].fill(-1);
-            batch.ids[real..].fill(0);
-            batch.valid = (0..batch.ids.len()).map(|row| row < real).collect();
+            sample.clear();
+            self.dataset.read_marked(from, to, self.vocab_size, &mut sample)?;
+            self.starts(from, to, &mut sample.starts)?;
+            // Only the very last window can be short.
+            sample.pad(seq + 1);
+            append(&mut batch, &sample, self.borders);
         }
         Ok(batch)
     }

@@ -198,7 +198,7 @@ pub fn check_prefix(prefix: &Path, overwrite: bool) -> Result<()> {
 }
 
 /// An empty file that this process alone writes, until it is closed.
-fn create_temporary(path: &Path) -> Result<File> {
+pub(super) fn create_temporary(path: &Path) -> Result<File> {
     let failed = |e: std::io::Error| bad_input(format!("{} cannot be written: {e}", path.display()));
     let busy =
         || bad_input(format!("{} is being written by another process: wait for it, or choose another --output", path.display()));

@@ -79,6 +79,7 @@ fn open(path: &Path, number: usize, vocab_size: usize, options: &Options, scratc
             output: output.clone(),
             overwrite: false,
             workers: 0,
+            chat: None,
         };
         tokenize(&job, &mut Quiet)?;
         output

@@ -33,15 +33,37 @@ pub struct Plan {
     pub active_with_head: u64,
     pub flops: Flops,
     pub sources: Vec<SourcePlan>,
+    /// Tokens that the sources cannot give, having been gone through as often as they may.
+    pub missing_tokens: f64,
     pub validation: Vec<SourcePlan>,
 }
 
 impl Plan {
     /// Reads the headers of the data files that exist; nothing else of the machine.
     pub fn of(recipe: &Recipe) -> Self {
+        Self::after(recipe, &[])
+    }
+
+    /// The same of a stage before which so many tokens of each source were used.
+    pub fn after(recipe: &Recipe, earlier_tokens: &[f64]) -> Self {
         let table = ParamTable::new(&recipe.model);
         let (train, total_tokens) = (&recipe.train, recipe.train.total_tokens());
         let weights: f64 = recipe.data.sources.iter().map(|s| s.weight).sum();
+        let mut sources: Vec<SourcePlan> =
+            recipe.data.sources.iter().map(|s| SourcePlan::of(s, Some(s.weight / weights))).collect();
+        let earlier = |i: usize| earlier_tokens.get(i).copied().unwrap_or(0.0);
+        let limit = |(i, plan): (usize, &SourcePlan)| {
+            let limit = recipe.data.sources[i].max_epochs? * plan.tokens_available? as f64;
+            Some((limit - earlier(i)).max(0.0))
+        };
+        let limits: Vec<Option<f64>> = sources.iter().enumerate().map(limit).collect();
+        let shares: Vec<f64> = sources.iter().filter_map(|s| s.share).collect();
+        let used = sources::mixed(total_tokens as f64, &shares, &limits);
+        let missing_tokens = total_tokens as f64 - used.iter().sum::<f64>();
+        for (source, used) in sources.iter_mut().zip(used) {
+            source.tokens_used = Some(used);
+            source.share = Some(used / total_tokens as f64);
+        }
         let active_without_embedding = table.active_without_embedding();
         Self {
             steps: train.steps,
@@ -55,12 +77,9 @@ impl Plan {
             active_without_embedding,
             active_with_head: active_without_embedding + table.in_group(ParamGroup::Embedding),
             flops: Flops::of(recipe, &table),
-            sources: recipe
-                .data
-                .sources
-                .iter()
-                .map(|s| SourcePlan::of(s, Some((s.weight / weights, total_tokens as f64 * s.weight / weights))))
-                .collect(),
+            sources,
+            // Sums of shares round.
+            missing_tokens: if missing_tokens < 1.0 { 0.0 } else { missing_tokens },
             validation: recipe.data.validation.iter().map(|s| SourcePlan::of(s, None)).collect(),
         }
     }

@@ -14,13 +14,13 @@ use crate::train::ranks;
 /// On `ranks` ranks, each of which has the current pool's threads.
 pub fn report(recipe: &Recipe, ranks: usize) -> Result<String> {
     let mut out = String::new();
-    let stages: Vec<(Recipe, Plan)> = recipe
-        .each_stage()
-        .map(|stage| {
-            let plan = Plan::of(&stage);
-            (stage, plan)
-        })
-        .collect();
+    let mut stages: Vec<(Recipe, Plan)> = Vec::new();
+    let mut used = vec![0.0; recipe.data.sources.len()];
+    for stage in recipe.each_stage() {
+        let plan = Plan::after(&stage, &used);
+        used.iter_mut().zip(&plan.sources).for_each(|(used, s)| *used += s.tokens_used.unwrap_or(0.0));
+        stages.push((stage, plan));
+    }
     if let Some((_, plan)) = stages.first() {
         parameters(&mut out, plan);
     }
@@ -169,6 +169,10 @@ fn data(out: &mut String, plan: &Plan) {
         let share = format!("{:.1} %", 100.0 * source.share.unwrap_or(0.0));
         let used = grouped(source.tokens_used.unwrap_or(0.0).round() as u64);
         row(out, &format!("source {}", source.name), &used, &format!("tokens, {share} of the run; {}", holdings(source)));
+    }
+    if plan.missing_tokens > 0.0 {
+        let short = grouped(plan.missing_tokens.ceil() as u64);
+        row(out, "EXHAUSTED: every source reaches max_epochs", &short, "tokens before the end; a real start refuses this recipe");
     }
     for set in &plan.validation {
         row(out, &format!("held-out {}", set.name), "", &holdings(set));

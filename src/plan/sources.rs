@@ -22,8 +22,8 @@ pub struct SourcePlan {
 }
 
 impl SourcePlan {
-    /// `used`: share of the samples, and tokens of the run, that come from this source.
-    pub fn of(source: &DataSource, used: Option<(f64, f64)>) -> Self {
+    /// `share`: of the samples that come from this source.
+    pub fn of(source: &DataSource, share: Option<f64>) -> Self {
         let (mut missing, mut damaged, mut tokens) = (Vec::new(), Vec::new(), 0);
         for prefix in &source.shards {
             let absent: Vec<PathBuf> = shard_files(prefix).into_iter().filter(|f| !f.is_file()).collect();
@@ -38,8 +38,8 @@ impl SourcePlan {
         }
         Self {
             name: source.name.clone(),
-            share: used.map(|u| u.0),
-            tokens_used: used.map(|u| u.1),
+            share,
+            tokens_used: None,
             tokens_available: (missing.is_empty() && damaged.is_empty()).then_some(tokens),
             missing,
             damaged,
@@ -52,6 +52,31 @@ impl SourcePlan {
             (_, 0) => None,
             (used, available) => Some(used / available as f64),
         }
+    }
+}
+
+/// Tokens that each source gives to a run of `total`: by its share, up to its limit; what a source cannot give, the others do by their
+/// shares. Together less than `total` only where all have reached their limits.
+pub fn mixed(total: f64, shares: &[f64], limits: &[Option<f64>]) -> Vec<f64> {
+    let mut used = vec![0.0; shares.len()];
+    let mut left = total;
+    loop {
+        let open: Vec<usize> =
+            (0..shares.len()).filter(|i| shares[*i] > 0.0 && limits[*i].is_none_or(|limit| used[*i] < limit)).collect();
+        let sum: f64 = open.iter().map(|i| shares[*i]).sum();
+        if open.is_empty() || left <= 0.0 {
+            return used;
+        }
+        // Until the first of them ends, or the run does.
+        let end = |i: &usize| limits[*i].map_or(f64::INFINITY, |limit| (limit - used[*i]) / shares[*i] * sum);
+        let until = open.iter().map(end).fold(left, f64::min);
+        for i in open {
+            used[i] += until * shares[i] / sum;
+            if let Some(limit) = limits[i].filter(|limit| limit - used[i] < 1e-6 * limit.max(1.0)) {
+                used[i] = limit;
+            }
+        }
+        left -= until;
     }
 }
 
@@ -109,6 +134,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_source_cannot_give_the_others_do() {
+        assert_eq!(mixed(100.0, &[0.5, 0.3, 0.2], &[None; 3]), [50.0, 30.0, 20.0]);
+        // The first ends at 10 of 20 tokens; of the 80 that follow the others give 48 and 32.
+        assert_eq!(mixed(100.0, &[0.5, 0.3, 0.2], &[Some(10.0), None, None]), [10.0, 54.0, 36.0]);
+        assert_eq!(mixed(100.0, &[0.5, 0.3, 0.2], &[Some(10.0), Some(54.0), None]), [10.0, 54.0, 36.0]);
+        assert_eq!(mixed(100.0, &[0.5, 0.5, 0.0], &[Some(10.0), Some(20.0), None]), [10.0, 20.0, 0.0]);
+        assert_eq!(mixed(10.0, &[1.0], &[Some(0.0)]), [0.0]);
+    }
+
+    #[test]
     fn tokens_are_counted_and_faults_named() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -120,12 +155,14 @@ mod tests {
         std::fs::write(dir.join("e.bin"), b"").unwrap();
         assert!(count_tokens(&dir.join("e")).unwrap_err().contains("e.idx"));
 
-        let source = DataSource { name: "s".into(), shards: vec![dir.join("a.v1"), dir.join("b")], weight: 1.0 };
-        let plan = SourcePlan::of(&source, Some((1.0, 300.0)));
+        let source =
+            DataSource { name: "s".into(), shards: vec![dir.join("a.v1"), dir.join("b")], weight: 1.0, max_epochs: None };
+        let plan = SourcePlan { tokens_used: Some(300.0), ..SourcePlan::of(&source, Some(1.0)) };
         assert_eq!((plan.tokens_available, plan.epochs()), (Some(150), Some(2.0)));
 
-        let source = DataSource { name: "s".into(), shards: vec![dir.join("a.v1"), dir.join("none")], weight: 1.0 };
-        let plan = SourcePlan::of(&source, Some((1.0, 300.0)));
+        let source =
+            DataSource { name: "s".into(), shards: vec![dir.join("a.v1"), dir.join("none")], weight: 1.0, max_epochs: None };
+        let plan = SourcePlan { tokens_used: Some(300.0), ..SourcePlan::of(&source, Some(1.0)) };
         assert_eq!((plan.tokens_available, plan.epochs()), (None, None));
         assert_eq!(plan.missing, [dir.join("none.bin"), dir.join("none.idx")]);
     }

@@ -23,6 +23,9 @@ const NEW_CURVE: Resume =
     Notice("the learning rate of every step follows the new curve from the resumed step on; steps already made stay as they are");
 const REGROUPED: Resume =
     Notice("sums are grouped differently, so the results differ in their last bits from the run that was not stopped");
+const NEW_SHARES: Resume = Notice(
+    "samples drawn so far stay drawn; from the resumed step on sources are mixed by the new values, and each goes on with its next sample",
+);
 const STAGE: Resume = Fixed("the stages of a run are laid out when it starts");
 const ATTENTION: &[&str] = &["full", "sliding"];
 const SCHEDULES: &[&str] = &["cosine", "constant", "linear", "wsd"];
@@ -63,9 +66,11 @@ pub const KEYS: &[Key] = &[
 
     key("data.sources.*.name", Text, Absent("file name of the first shard"), SAMPLES, "Name of the source in tables and metrics; unique."),
     key("data.sources.*.path", Paths, Required, MayMove, "Token shards: prefix of a Megatron `.bin`/`.idx` pair (\"x/train\" for x/train.bin and x/train.idx), an array of such, or a pattern with `*` and `?` in the file name. A pattern is spelt out when the recipe is read."),
-    key("data.sources.*.weight", Number(NotNegative), Value("1.0"), SAMPLES, "Share of the samples, relative to the other sources' weights."),
+    key("data.sources.*.weight", Number(NotNegative), Value("1.0"), NEW_SHARES, "Share of the samples, relative to the other sources' weights."),
+    key("data.sources.*.max_epochs", Number(Positive), Absent("no limit"), NEW_SHARES, "How often the run may go through the source, such as `4` or `0.5`. From there on its share goes to the other sources; a run whose sources all end before it does is refused."),
     key("data.validation.*.name", Text, Absent("file name of the first shard"), Free, "Name of the held-out set in metrics; unique."),
     key("data.validation.*.path", Paths, Required, Free, "Token shards of the held-out set, as in `data.sources`."),
+    key("data.packing", Choice(&["stream", "best-fit"]), Value("\"stream\""), SAMPLES, "How documents become sequences. `stream`: end to end, cut every `seq_len` tokens, so that no token is lost. `best-fit`: whole documents, as many as fit, the rest padding; a conversation that is too long loses reasoning and keeps its answers, other documents that are too long are passed over (docs/DATA.md)."),
     key("data.document_mask", Bool, Value("false"), LOSS, "Whether documents that share a sequence are hidden from each other: attention, convolutions and value shift begin anew with each document, and its first token is left out of the loss."),
     key("data.eod_mask_loss", Bool, Value("false"), LOSS, "Whether the first token of a document is left out of the loss (nothing before it could foretell it)."),
 
@@ -161,5 +166,5 @@ pub const KEYS: &[Key] = &[
     key("stages.*.decay_steps", Integer { min: 0, max: ANY }, Absent("`schedule.decay_steps`"), STAGE, "As `schedule.decay_steps`."),
     key("stages.*.cp", Integer { min: 1, max: 65_536 }, Absent("`parallel.cp`"), REGROUPED, "As `parallel.cp`."),
     key("stages.*.ep", Integer { min: 1, max: 65_536 }, Absent("`parallel.ep`"), REGROUPED, "As `parallel.ep`."),
-    key("stages.*.weights", Weights, Absent("`data.sources.*.weight`"), STAGE, "Weights of the sources by name, every source named: `{ web = 0.7, code = 0.3 }`."),
+    key("stages.*.weights", Weights, Absent("`data.sources.*.weight`"), NEW_SHARES, "Weights of the sources by name, every source named: `{ web = 0.7, code = 0.3 }`."),
 ];

@@ -315,7 +315,8 @@ impl Reader<'_> {
                 list.iter().for_each(|path| shards.extend(paths::shards(base, path)));
             }
             let weight = self.num_opt(&format!("{array}.{k}.weight")).unwrap_or(1.0);
-            out.push(DataSource { name, shards, weight });
+            let max_epochs = self.num_opt(&format!("{array}.{k}.max_epochs"));
+            out.push(DataSource { name, shards, weight, max_epochs });
         }
         out
     }
@@ -380,6 +381,10 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
         data: Data {
             sources,
             validation,
+            packing: match r.text("data.packing").as_deref() {
+                Some("best-fit") => Packing::BestFit,
+                _ => Packing::Stream,
+            },
             document_mask: r.flag("data.document_mask"),
             eod_mask_loss: r.flag("data.eod_mask_loss"),
         },

@@ -47,6 +47,27 @@ pub struct DataSource {
     pub shards: Vec<PathBuf>,
     /// Relative to the other sources' weights; not normalised. 1 and without meaning for held-out sets.
     pub weight: f64,
+    /// How often the run may go through it; None = without end.
+    pub max_epochs: Option<f64>,
+}
+
+/// How documents become sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// A stream of documents end to end, cut every `seq_len` tokens.
+    Stream,
+    /// Whole documents, as many as fit.
+    BestFit,
+}
+
+impl Packing {
+    /// As recipes name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::BestFit => "best-fit",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -54,6 +75,7 @@ pub struct Data {
     /// At least one, and at least one with a weight above 0.
     pub sources: Vec<DataSource>,
     pub validation: Vec<DataSource>,
+    pub packing: Packing,
     pub document_mask: bool,
     pub eod_mask_loss: bool,
 }

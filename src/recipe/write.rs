@@ -58,9 +58,11 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
             out.put(&format!("{array}.{i}.path"), shards);
             if array == "data.sources" {
                 out.put(&format!("{array}.{i}.weight"), source.weight.into());
+                out.some(&format!("{array}.{i}.max_epochs"), source.max_epochs, Value::from);
             }
         }
     }
+    out.put("data.packing", r.data.packing.name().into());
     out.put("data.document_mask", r.data.document_mask.into());
     out.put("data.eod_mask_loss", r.data.eod_mask_loss.into());
 

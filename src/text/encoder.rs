@@ -180,6 +180,21 @@ impl Encoder {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// Spelling of the entry `id`.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.plain.id_to_token(id)
+    }
+
+    /// As [`Encoder::encode`], with the bytes of `text` that each id stands for; slower.
+    pub fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, std::ops::Range<usize>)>> {
+        let tokenizer = self.guarded.as_ref().unwrap_or(&self.plain);
+        let encoding = tokenizer
+            .encode(text, false)
+            .map_err(|e| anyhow!("the tokenizer cannot encode this text ({} bytes): {e}", text.len()))?;
+        let places = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+        Ok(encoding.get_ids().iter().copied().zip(places).collect())
+    }
+
     /// Text of `ids`. Special tokens are spelt out unless `skip_special`.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.plain.decode(ids, skip_special).map_err(|e| anyhow!("the tokenizer cannot decode {} ids: {e}", ids.len()))

@@ -2,8 +2,9 @@
 //!
 //! [`corpus`] reads files into records, [`record`] turns a record into a document's text, [`encoder`] turns text into ids
 //! (with [`engine`], where that knows the tokenizer),
-//! and [`vocab`] learns a vocabulary. What becomes of odd input is told in `docs/TOKENIZE.md`.
+//! [`chat`] makes marked tokens of conversations, and [`vocab`] learns a vocabulary. What becomes of odd input is told in `docs/TOKENIZE.md`.
 
+pub mod chat;
 pub mod corpus;
 pub mod encoder;
 mod engine;

@@ -35,6 +35,8 @@ pub enum Fault {
     NotAString(String),
     /// Text that needs this many U+FFFD, with a policy other than `replace`.
     NotUnicode(u64),
+    /// For another reason, in words that follow "FILE line N ".
+    Unusable(String),
 }
 
 impl Fault {
@@ -46,6 +48,7 @@ impl Fault {
             Self::NoField => format!("has no field `{field}`"),
             Self::NotAString(why) => format!("has a field `{field}` that is not text: {why}"),
             Self::NotUnicode(n) => format!("is not Unicode in {n} place{}", if *n == 1 { "" } else { "s" }),
+            Self::Unusable(why) => why.clone(),
         }
     }
 }

@@ -45,6 +45,7 @@ pub fn balance_config(r: &Recipe) -> BalanceConfig {
 pub fn loader_config(r: &Recipe) -> LoaderConfig {
     LoaderConfig {
         seed: r.run.seed,
+        packing: r.data.packing,
         seq_len: r.train.seq_len,
         batch_sequences: r.train.sequences_per_step() as usize,
         document_mask: r.data.document_mask,
@@ -61,6 +62,7 @@ pub fn source_specs(r: &Recipe, earlier_tokens: &[u64]) -> Vec<SourceSpec> {
         weight: s.weight,
         paths: s.shards.clone(),
         first_sample: tokens.div_ceil(r.train.seq_len as u64),
+        max_epochs: s.max_epochs,
     };
     r.data.sources.iter().zip(earlier_tokens).map(one).collect()
 }

@@ -9,6 +9,7 @@ pub mod engine;
 pub mod extend;
 mod guards;
 mod lock;
+mod prefetch;
 mod profile;
 pub mod ranks;
 mod report;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::benchmarks::Results;
 use super::context_report::ContextReport;
+use super::prefetch::DataTime;
 use super::step::StepReport;
 use super::validate::Score;
 use super::writer::Stall;
@@ -23,7 +24,7 @@ use crate::parallel::exchange::Waits;
 pub struct Timing {
     /// Seconds of the whole step, reading data included.
     pub step_s: f64,
-    pub data_s: f64,
+    pub data: DataTime,
     pub flops_per_token: f64,
     /// What MFU is measured against, FLOP/s.
     pub peak_flops: f64,
@@ -51,8 +52,12 @@ struct Line<'a> {
     lr: f64,
     tokens_per_s: f64,
     tokens_seen: u64,
+    /// Tokens that count in the loss.
+    loss_tokens: u64,
     step_time_s: f64,
     data_time_s: f64,
+    /// Seconds that the step stood still for its data.
+    data_wait_s: f64,
     mfu: f64,
     /// Seconds that the first of several ranks stood still for gradients and for weights.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,8 +106,10 @@ pub fn line<'a>(
         lr: report.lr,
         tokens_per_s,
         tokens_seen,
+        loss_tokens: report.loss.count,
         step_time_s: timing.step_s,
-        data_time_s: timing.data_s,
+        data_time_s: timing.data.read_s,
+        data_wait_s: timing.data.wait_s,
         mfu: tokens_per_s * timing.flops_per_token / timing.peak_flops,
         gradient_wait_s: timing.waits.map(|w| w.gradients.as_secs_f64()),
         weight_wait_s: timing.waits.map(|w| w.weights.as_secs_f64()),

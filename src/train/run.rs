@@ -19,12 +19,15 @@ use super::engine::Engine;
 use super::extend::Extend;
 use super::guards::Guards;
 use super::lock::RunLock;
+use super::prefetch::{DataTime, Prefetch};
 use super::profile::{DATA, Profile, STEP};
 use super::ranks;
 use super::report::{self, Timing};
 use super::spans::Spans;
 use super::stages::{self, DataState, Ended, Kept, Leg};
-use super::start::{check_tokenizer, claim, open_init, open_validation, refuse_other_tokenizer, tell_changes};
+use super::start::{
+    check_tokenizer, claim, open_init, open_validation, refuse_other_tokenizer, refuse_short_data, tell_changes, tell_shares,
+};
 use super::state::TrainState;
 use super::step::{Attempt, StepConfig, StepReport, Watch, agree, step};
 use super::stop::{Outcome, Stop};
@@ -159,7 +162,7 @@ pub(super) struct Run<'a, E: Engine> {
     options: &'a Options,
     stop: &'a Stop,
     state: TrainState<E::B>,
-    loader: Loader,
+    data: Prefetch,
     /// Batches that were drawn and not trained on, by their number in the run.
     refused: Spans,
     /// Batches that the recipe wants passed over.
@@ -245,9 +248,15 @@ impl<'a, E: Engine> Run<'a, E> {
             guards.restore(&meta.guards).with_context(|| format!("resuming from {}", from.dir().display()))?;
             if let Some(mixture) = &data.mixture {
                 // In batches of the stage, those that were refused included.
-                loader.restore(state.step + data.refused.count() - data.refused.after_steps(steps_before), mixture)?;
+                let batches = state.step + data.refused.count() - data.refused.after_steps(steps_before);
+                if loader.restore(batches, mixture)? && is_first {
+                    tell_shares(&loader, &mixture.counts);
+                }
             }
         }
+        let batches =
+            recipe.train.steps + data.refused.count() - data.refused.after_steps(steps_before).saturating_sub(steps_before);
+        refuse_short_data(&loader, batches, recipe)?;
         let mut writer = Writer::default();
         if is_first && is_staged(recipe) {
             writer.reserve(state.tensors())?;
@@ -279,7 +288,7 @@ impl<'a, E: Engine> Run<'a, E> {
             options,
             stop,
             state,
-            loader,
+            data: Prefetch::new(loader),
             refused: data.refused,
             to_skip: recipe.guards.skip_batches.iter().copied().collect(),
             guards,
@@ -420,9 +429,8 @@ impl<'a, E: Engine> Run<'a, E> {
             let recorded = trace::phase(STEP);
             let started = Instant::now();
             let reading = trace::phase(DATA);
-            let batches = self.micro_batches()?;
+            let (batches, data) = self.micro_batches()?;
             drop(reading);
-            let data_s = started.elapsed().as_secs_f64();
             let lr = schedule.lr_at(self.state.step - self.steps_before);
             let batch = self.next_batch();
             let (stop, guards) = (self.stop, &self.guards);
@@ -451,7 +459,7 @@ impl<'a, E: Engine> Run<'a, E> {
             }
             self.kept.profile.iter_mut().for_each(Profile::after);
             let waits = self.sharing.take_waits();
-            let timing = Timing { step_s: started.elapsed().as_secs_f64(), data_s, flops_per_token, peak_flops, waits };
+            let timing = Timing { step_s: started.elapsed().as_secs_f64(), data, flops_per_token, peak_flops, waits };
             let now = self.state.step;
 
             let due = self.validation_due(now);
@@ -527,15 +535,12 @@ impl<'a, E: Engine> Run<'a, E> {
     }
 
     /// This rank's part of the global batch of the next step, cut into micro-batches.
-    fn micro_batches(&self) -> Result<Vec<Batch>> {
+    fn micro_batches(&mut self) -> Result<(Vec<Batch>, DataTime)> {
         let train = &self.recipe.train;
         let sequences = train.sequences_per_step() as usize;
         let (layout, rank) = self.sharing.place();
-        layout
-            .micro_batches(rank, sequences, train.sequences_at_once())
-            .into_iter()
-            .map(|s| self.loader.batch(self.next_of_stage(), s))
-            .collect()
+        let next = self.next_of_stage();
+        self.data.take(next, &layout.micro_batches(rank, sequences, train.sequences_at_once()))
     }
 
     /// A function of the recipe and the step, not of where the run is stopped.
@@ -622,7 +627,7 @@ impl<'a, E: Engine> Run<'a, E> {
     fn data_state(&self) -> Result<DataState> {
         let several = self.whole.num_stages() > 1;
         Ok(DataState {
-            mixture: self.loader.state_at(self.next_of_stage())?,
+            mixture: self.data.loader().state_at(self.next_of_stage())?,
             stage: several.then_some(self.stage),
             earlier_tokens: several.then(|| self.earlier_tokens.clone()),
             refused: self.refused.clone(),

@@ -223,6 +223,25 @@ pub fn check_tokenizer(recipe: &Recipe, loader: &Loader, validation: &[NamedSet]
     Ok(Some(expected))
 }
 
+/// Says that sources are mixed by new weights from here on, and what was drawn of each by the old ones.
+pub fn tell_shares(loader: &Loader, counts: &[u64]) {
+    let drawn: Vec<String> = loader.source_names().zip(counts).map(|(name, count)| format!("{count} of `{name}`")).collect();
+    tell!("note: sources are mixed by new weights from here on; drawn so far, in sequences: {}", drawn.join(", "));
+}
+
+/// Refuses a stage whose sources will have been gone through as often as they may before it ends.
+pub fn refuse_short_data(loader: &Loader, batches: u64, recipe: &Recipe) -> Result<()> {
+    let needed = batches * recipe.train.sequences_per_step();
+    match loader.ends_at()? {
+        Some(there) if there < needed => Err(bad_input(format!(
+            "the data end before the run does: with data.sources.*.max_epochs the sources give {there} sequences of {} tokens, and {needed} \
+             are asked for. Raise max_epochs, add data, or make the run shorter",
+            recipe.train.seq_len
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses data of another tokenizer than a model was trained with, where both are known.
 pub fn refuse_other_tokenizer(source: &Checkpoint, tokenizer_hash: Option<&str>) -> Result<()> {
     match (source.meta().tokenizer_hash.as_deref(), tokenizer_hash) {

@@ -8,6 +8,7 @@ use zaya::data::dataset::Dataset;
 use zaya::data::shard::{Shard, TokenType};
 use zaya::data::writer::ShardWriter;
 use zaya::data::{Loader, LoaderConfig, SourceSpec, ValidationSet};
+use zaya::recipe::Packing;
 use zaya::tensor::backend::Batch;
 
 /// A shard of documents of these lengths. Every token is unlike any other: `first`, `first + 1`, ...
@@ -26,11 +27,19 @@ fn numbered(prefix: &Path, first: u32, lengths: &[u32]) -> PathBuf {
 const SEVENTEEN: [u32; 17] = [9, 1, 14, 3, 22, 6, 6, 2, 31, 5, 8, 1, 17, 4, 12, 7, 20];
 
 fn config(seq_len: usize, batch_sequences: usize) -> LoaderConfig {
-    LoaderConfig { seed: 1234, seq_len, batch_sequences, document_mask: true, eod_mask_loss: false, vocab_size: 1_000_000 }
+    LoaderConfig {
+        seed: 1234,
+        packing: Packing::Stream,
+        seq_len,
+        batch_sequences,
+        document_mask: true,
+        eod_mask_loss: false,
+        vocab_size: 1_000_000,
+    }
 }
 
 fn source(name: &str, weight: f64, path: PathBuf) -> SourceSpec {
-    SourceSpec { name: name.into(), weight, paths: vec![path], first_sample: 0 }
+    SourceSpec { name: name.into(), weight, paths: vec![path], first_sample: 0, max_epochs: None }
 }
 
 fn same(a: &Batch, b: &Batch) -> bool {

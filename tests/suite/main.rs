@@ -2,11 +2,13 @@
 
 mod balance;
 mod bench;
+mod chat;
 mod checkpoint;
 mod checkpoint_kill;
 mod checkpoint_pool;
 mod cpu_step;
 mod data;
+mod data_order;
 mod encoder;
 mod evaluation;
 mod fixtures;

@@ -42,6 +42,7 @@ fn job(tokenizer: &Path, inputs: &[PathBuf], output: &Path) -> TokenizeJob {
         output: output.to_path_buf(),
         overwrite: false,
         workers: 2,
+        chat: None,
     }
 }
 

@@ -3,6 +3,7 @@
 mod background;
 mod benchmarks;
 mod damage;
+mod data;
 mod extend;
 mod gpu;
 mod guards;
@@ -34,7 +35,7 @@ use zaya::parallel::launch;
 use zaya::recipe::{self, Recipe};
 
 /// Fields that hold times, or follow from one: they alone may differ between equal runs.
-const TIMES: [&str; 5] = ["tokens_per_s", "step_time_s", "data_time_s", "mfu", "unix_time"];
+const TIMES: [&str; 6] = ["tokens_per_s", "step_time_s", "data_time_s", "data_wait_s", "mfu", "unix_time"];
 /// Such fields of runs on several ranks.
 const WAITS: [&str; 3] = ["gradient_wait_s", "weight_wait_s", "operations_s"];
 

@@ -8,6 +8,7 @@ use zaya::hf::{self, SaveOptions, StoredDtype};
 use zaya::model::init::initial_values;
 use zaya::model::{Cx, Model, ParamStore, ParamTable};
 use zaya::optim::schedule::Schedule;
+use zaya::recipe::Packing;
 use zaya::tensor::Backend;
 use zaya::tensor::backend::Precision;
 use zaya::tensor::cpu::Cpu;
@@ -94,8 +95,16 @@ fn the_first_token_of_a_document_can_be_left_out_of_the_loss() {
     assert_eq!(masked.batch(0..masked.num_windows()).unwrap().labels, all.labels);
 
     let open = |document_mask, eod_mask_loss| {
-        let config = LoaderConfig { seed: 7, seq_len: 16, batch_sequences: 4, document_mask, eod_mask_loss, vocab_size: 64 };
-        let spec = SourceSpec { name: "a".into(), weight: 1.0, paths: vec![lab.path("a")], first_sample: 0 };
+        let config = LoaderConfig {
+            seed: 7,
+            packing: Packing::Stream,
+            seq_len: 16,
+            batch_sequences: 4,
+            document_mask,
+            eod_mask_loss,
+            vocab_size: 64,
+        };
+        let spec = SourceSpec { name: "a".into(), weight: 1.0, paths: vec![lab.path("a")], first_sample: 0, max_epochs: None };
         Loader::open(config, &[spec]).unwrap()
     };
     let (plain, eod, mask) = (open(false, false), open(false, true), open(true, false));
@@ -201,9 +210,22 @@ fn debug_forward_gives_the_first_loss_of_training() {
     let dir = hf_model(&lab, "hf", &[], 12);
 
     let recipe = lab.recipe(&sets);
-    let config =
-        LoaderConfig { seed: 7, seq_len: 16, batch_sequences: 4, document_mask: false, eod_mask_loss: true, vocab_size: 64 };
-    let spec = SourceSpec { name: "a".into(), weight: 1.0, paths: recipe.data.sources[0].shards.clone(), first_sample: 0 };
+    let config = LoaderConfig {
+        seed: 7,
+        packing: Packing::Stream,
+        seq_len: 16,
+        batch_sequences: 4,
+        document_mask: false,
+        eod_mask_loss: true,
+        vocab_size: 64,
+    };
+    let spec = SourceSpec {
+        name: "a".into(),
+        weight: 1.0,
+        paths: recipe.data.sources[0].shards.clone(),
+        first_sample: 0,
+        max_epochs: None,
+    };
     let batch = Loader::open(config, &[spec]).unwrap().batch(0, 0..4).unwrap();
     assert_eq!(batch.num_labels(), 4 * 15);
     let ids: Vec<i64> = batch.ids.iter().map(|id| i64::from(*id)).collect();

@@ -37,7 +37,7 @@ fn a_recipe_that_makes_it_another_run() {
         ("model.hidden_size=64", "`model.hidden_size` was 32 and is now 64"),
         ("model.norm_eps=1e-6", "`model.norm_eps`"),
         ("model.skip_mode=identity", "`model.skip_mode`"),
-        ("data.sources.0.weight=0.5", "`data.sources.0.weight` was 0.7 and is now 0.5"),
+        ("data.packing=best-fit", "`data.packing` was \"stream\" and is now \"best-fit\""),
         ("data.sources.0.name=c", "`data.sources.0.name`"),
         ("data.sources.0.path=held-out", "`data.sources.0.path`"),
         ("data.document_mask=true", "`data.document_mask`"),

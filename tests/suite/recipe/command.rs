@@ -30,8 +30,9 @@ fn number(report: &str, name: &str) -> u64 {
 
 #[test]
 fn dry_run_of_zaya1_base_counts_the_published_parameters() {
-    for (stage, steps) in [("stage1", 476_837), ("stage2", 238_418), ("stage3-32k", 71_525)] {
-        let (output, out, _) = dry_run(&root(&format!("recipes/zaya1-base-{stage}.toml")), &[]);
+    let stages = [("base-stage1", 476_837), ("base-stage2", 238_418), ("base-stage3-32k", 71_525), ("8b-sft-131k", 39_339)];
+    for (stage, steps) in stages {
+        let (output, out, _) = dry_run(&root(&format!("recipes/zaya1-{stage}.toml")), &[]);
         assert_eq!(output.status.code(), Some(0));
         assert_eq!(number(&out, "total parameters"), 8_840_488_784);
         assert_eq!(number(&out, "active per token, without the embedding"), 753_608_528);
@@ -40,7 +41,11 @@ fn dry_run_of_zaya1_base_counts_the_published_parameters() {
         assert_eq!(number(&out, "tokens per step"), 16_777_216);
         assert_eq!(number(&out, "steps"), steps);
         // 6 * 1,290,741,584 + 6 * 40 blocks * S * 1,024 channels of queries; the reports say about 8.75e9 at 4K.
-        let seq_len: u64 = if stage == "stage3-32k" { 32_768 } else { 4096 };
+        let seq_len: u64 = match stage {
+            "8b-sft-131k" => 131_072,
+            "base-stage3-32k" => 32_768,
+            _ => 4096,
+        };
         let flops = 6 * 1_290_741_584 + 6 * 40 * seq_len * 1024;
         let line = out.lines().find(|l| l.starts_with("FLOPs per token")).unwrap();
         assert!(line.ends_with(&format!(" {flops}")), "{line}");

@@ -31,7 +31,7 @@ pub(super) fn root(path: &str) -> PathBuf {
 }
 
 pub(super) fn shipped() -> Vec<PathBuf> {
-    let names = ["demo-cpu", "bench-cpu", "zaya1-base-stage1", "zaya1-base-stage2", "zaya1-base-stage3-32k"];
+    let names = ["demo-cpu", "bench-cpu", "zaya1-base-stage1", "zaya1-base-stage2", "zaya1-base-stage3-32k", "zaya1-8b-sft-131k"];
     names.iter().map(|n| root(&format!("recipes/{n}.toml"))).collect()
 }
 

@@ -144,7 +144,7 @@ fn resume_tells_what_changed_and_what_may_not() {
         (&["model.rope_theta=1e6"], false),
         (&["tokenizer.path=other.json"], false),
         (&["data.sources.1.path=shards/other"], false),
-        (&["data.sources.1.weight=1"], false),
+        (&["data.sources.1.weight=1"], true),
         (&["data.sources=[{path=\"shards/web-1\"}]"], false),
         (&["data.document_mask=false"], false),
         (&["router.balance=sign"], false),
