@@ -46,6 +46,9 @@ def use(mode):
 
 
 read, write, change = use("read"), use("write"), use("change")
+# Read whole by all workgroups, such as weights: once, however many rows there are; by the cache of every chiplet.
+shared = use("shared")
+CHIPLETS = 8
 
 
 class Long(int):
@@ -71,7 +74,16 @@ class Launch:
         if self.least is not None:
             return self.least
         uses = [a for a in self.args if isinstance(a, Use)]
-        return self.times * sum(u.array.bytes * (2 if u.mode == "change" else 1) for u in uses)
+        own = sum(u.array.bytes * (2 if u.mode == "change" else 1) for u in uses if u.mode != "shared")
+        return self.times * own + self.shared_bytes()
+
+    def shared_bytes(self):
+        return sum(a.array.bytes for a in self.args if isinstance(a, Use) and a.mode == "shared")
+
+    def moved_bytes(self, counted):
+        """Of the whole launch, from what passed the caches in the part that was run."""
+        for_all = CHIPLETS * self.shared_bytes()
+        return self.times * (counted - for_all) + for_all
 
     def whole(self):
         """Whether all of it is run, or rows that are like the others: then bytes can be told from the part."""
@@ -79,7 +91,7 @@ class Launch:
 
 
 def residual_norm():
-    vectors = lambda: [read(D) for _ in range(5)]
+    vectors = lambda: [shared(D) for _ in range(5)]
     blocks = ROWS // 16
     for kind, size in (("", 2), ("f32_", 4)):
         yield Launch(f"residual_norm_fwd_{kind}2048", f"{T} x {D}", (ROWS,),
@@ -102,7 +114,7 @@ def cca_mix():
     common = lambda: [read(ROWS * Q_DIM), read(ROWS * KV_DIM), None, None, read(2 * CHANNELS), read(CHANNELS), read(history), ROWS, HEADS, KV]
     convolution = 2.0 * T * CHANNELS * HEAD * 2
     yield Launch("cca_mix_fwd_128", f"{T} x {CHANNELS}", (ROWS // 64, KV),
-                 [*common(), read(packed, 2), read(CHANNELS), read(KV), read(ROWS * ROTARY), ROTARY, write(ROWS * Q_DIM, 2),
+                 [*common(), shared(packed, 2), shared(CHANNELS), read(KV), read(ROWS * ROTARY), ROTARY, write(ROWS * Q_DIM, 2),
                   write(ROWS * KV_DIM, 2), write(ROWS * CHANNELS)], times=PART, flop=convolution)
     half = KV_DIM // 2
     yield Launch("cca_mix_values_fwd", f"{T} x {KV_DIM}", (ROWS * KV_DIM // 256,),
@@ -114,7 +126,7 @@ def cca_mix():
                  [read(ROWS * KV_DIM), read(history), write(ROWS * half, 2), write(ROWS * half, 2), ROWS, KV_DIM], times=PART)
     blocks = -(-ROWS // 63)
     yield Launch("cca_mix_bwd_input_128", f"{T} x {CHANNELS}", (blocks, KV),
-                 [*common(), read(packed, 2), read(ROWS * CHANNELS), write(ROWS * Q_DIM, 2), write(ROWS * KV_DIM, 2),
+                 [*common(), shared(packed, 2), read(ROWS * CHANNELS), write(ROWS * Q_DIM, 2), write(ROWS * KV_DIM, 2),
                   write(blocks * CHANNELS * 2)], times=PART, flop=convolution)
     blocks = ROWS // 64
     yield Launch("cca_mix_bwd_weight_128", f"{T} x {CHANNELS}", (blocks, HEADS + KV),
@@ -173,12 +185,12 @@ def router():
     numbers = lambda count=1: ROWS * ROUTER * count
     layers = 2.0 * T * (2 * square + CLASSES * ROUTER)
     yield Launch("router_fwd_256", f"{T} x {ROUTER}, {CLASSES} classes", (ROWS // 64,),
-                 [read(numbers()), read(ROUTER), read(numbers()), read(ROUTER), read(ROUTER), read(square, 2), read(ROUTER), read(square, 2),
-                  read(ROUTER), read(out, 2), read(CLASSES), None, write(numbers()), write(ROWS), write(numbers(2)), write(ROWS * CLASSES),
+                 [read(numbers()), shared(ROUTER), read(numbers()), shared(ROUTER), shared(ROUTER), shared(square, 2), shared(ROUTER),
+                  shared(square, 2), shared(ROUTER), shared(out, 2), read(CLASSES), None, write(numbers()), write(ROWS), write(numbers(2)), write(ROWS * CLASSES),
                   write(ROWS * CLASSES), write(ROWS), write(ROWS), ROWS, ROUTER, CLASSES, 1e-5], times=PART, flop=layers)
     partial, work = Array(ROWS // 64 * 5 * ROUTER), Array(numbers(6), 2)
     yield Launch("router_bwd_mlp_256", f"{T} x {ROUTER}, {CLASSES} classes", (ROWS // 64,),
-                 [read(ROWS), read(ROWS), read(ROWS * CLASSES), read(ROWS), read(numbers(2)), read(square, 2), read(out, 2),
+                 [read(ROWS), read(ROWS), read(ROWS * CLASSES), read(ROWS), read(numbers(2)), shared(square, 2), shared(out, 2),
                   write(ROWS * CLASSES, 2), write(numbers(4), 2), write(partial), ROWS, ROUTER, CLASSES], times=PART,
                  flop=2.0 * T * (square + CLASSES * ROUTER))
     yield Launch("router_bwd_state_256", f"{T} x {ROUTER}", (ROWS // 64,),

@@ -102,7 +102,7 @@ class Row:
         self.flop += launch.flop
         self.least += launch.least_bytes()
         self.asked += launch.times * (counts["bytes_read"] + counts["bytes_written"])
-        self.moved += launch.times * (counts["memory_bytes_read"] + counts["memory_bytes_written"])
+        self.moved += launch.moved_bytes(counts["memory_bytes_read"] + counts["memory_bytes_written"])
         for name in CLASSES:
             self.instructions[name] += launch.times * counts[name]
         for mnemonic, n in counts["mnemonics"].items():
