@@ -18,7 +18,7 @@ else
 READY := build
 endif
 
-.PHONY: build given kernels swgpu demo demo-data test test-all test-mpi test-kernels sweeps bench static lint lint-mpi clean help setup setup-mpi
+.PHONY: build given kernels kernel-table swgpu demo demo-data test test-all test-mpi test-kernels sweeps bench static lint lint-mpi clean help setup setup-mpi
 
 build: setup ## Build the executable (target/release/zaya); the default
 	$(CARGO) build $(LOCKED)
@@ -33,6 +33,10 @@ demo-data: $(READY) ## Only the demo's data: tokenizer and token shards in demo/
 kernels: setup ## Compile the GPU kernels alone, and print what each takes: registers, LDS, occupancy, matrix instructions
 	@kernels/build.sh
 
+kernel-table: swgpu ## Count on the software GPU what each kernel asks of an MI300X, and write docs/KERNELS.md: minutes; computed, not measured
+	@ARCHS=gfx942 CLANG=clang-19 kernels/build.sh kernels/build
+	@kernels/table.py --swgpu "$(abspath $(TARGET))/release/libswgpu.so" --objects kernels/build --write
+
 swgpu: setup ## Build the software GPU that stands in for ROCm's libraries in tests (target/release/libswgpu.so)
 	$(CARGO) build $(LOCKED) -p swgpu
 	@echo "use it: ZAYA_HIP_LIB=L ZAYA_HIPBLASLT_LIB=L ZAYA_RCCL_LIB=L zaya pretrain --backend hip ..., with L=$(abspath $(TARGET))/release/libswgpu.so"
@@ -45,6 +49,7 @@ test-all: test test-mpi test-kernels sweeps ## Run everything: the tests, those 
 
 test-kernels: setup ## Run the kernels' sources on fibers against formulas in double, with a detector of races and missing barriers
 	@kernels/test/run.sh
+	@kernels/table.py --check
 
 sweeps: demo-data ## Run the long sweeps alone: the demo's loss in f32 against bf16
 	@scripts/precision-curves.sh "$(PROGRAM)"
@@ -83,7 +88,7 @@ clean: ## Delete what was built, the demo's folder and runs of the benchmark's r
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
-	    printf '  make %-10s %s\n' "$$name" "$$what"; done
+	    printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 # What a build needs beside Rust: a C compiler, for three of the crates, and the linker.
 setup:

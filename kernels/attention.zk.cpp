@@ -36,17 +36,15 @@ ZK_DEV void stage_keys(const Sight& s, const Unit& unit, const bf16_t* from, int
     }
 }
 
-/// The same of columns.
+/// The same of columns; `places`: `place_from_first` of each of them, divisions that are not to be made for every number.
 template <int D, int COLUMNS>
-ZK_DEV void stage_columns(const Sight& s, const Unit& unit, const bf16_t* from, int column0, LdsTile<D> plain, LdsTile<COLUMNS> turned) {
+ZK_DEV void stage_columns(const Sight& s, const Unit& unit, const bf16_t* from, int column0, const unsigned* places, LdsTile<D> plain,
+                          LdsTile<COLUMNS> turned) {
     from += unit.place(s, 0) * D;
     for (int i = zk_tid(); i < COLUMNS / 4 * (D / 4); i += BLOCK) {
         const int row = i / (D / 4) * 4, group = i % (D / 4);
         Patch patch;
-        for (int r = 0; r < 4; r++) {
-            const int column = column0 + row + r;
-            patch.set(r, from, unit.place_from_first(s, column) * D + 4 * group, column < unit.columns);
-        }
+        for (int r = 0; r < 4; r++) patch.set(r, from, places[row + r] * D + 4 * group, column0 + row + r < unit.columns);
         patch.store(plain, row, group);
         patch.store_turned(turned, row, group);
     }
@@ -252,6 +250,8 @@ ZK_DEV void backward_queries(const Sight& s, const bf16_t* q, const bf16_t* k, c
 struct ColumnNumbers {
     float *lse, *delta, *slope;
     int *first, *end;
+    /// Of the columns at hand and of the next ones, in turn.
+    unsigned* places;
 };
 
 /// The first row of a sequence whose position is `at` or more (positions rise from row to row).
@@ -263,6 +263,17 @@ ZK_DEV int first_row_at(const Sight& s, int sequence, int at) {
         else high = middle;
     }
     return low;
+}
+
+/// The columns of a unit before the first one that sees none of the keys up to `last`: first visible keys rise from row to row.
+ZK_DEV int columns_that_see(const Sight& s, const Unit& unit, int last) {
+    int low = 0, high = s.rows;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (visible(s, unit.sequence * s.rows + middle).first <= last) low = middle + 1;
+        else high = middle;
+    }
+    return low * unit.group;
 }
 
 template <int D>
@@ -289,14 +300,16 @@ ZK_DEV void backward_keys(const Sight& s, const bf16_t* q, const bf16_t* k, cons
         for (int d = 0; d < STEPS; d++) zk_acc_zero(sum_k[d][g]), zk_acc_zero(sum_v[d][g]);
     }
     const float by = s.scale * LOG2_E;
-    const int from = first_row_at(s, unit.sequence, block0) * unit.group;
-    for (int column0 = from / BWD_COLUMNS * BWD_COLUMNS; column0 < unit.columns; column0 += BWD_COLUMNS) {
-        // First visible keys rise with the rows: nobody further on sees these keys.
-        if (visible(s, unit.row(s, column0)).first > last) break;
+    const int from = first_row_at(s, unit.sequence, block0) * unit.group / BWD_COLUMNS * BWD_COLUMNS;
+    const int to = columns_that_see(s, unit, last);
+    if (t < BWD_COLUMNS) n.places[t] = unit.place_from_first(s, from + t);
+    const unsigned *places = n.places, *next = n.places + BWD_COLUMNS;
+    for (int column0 = from; column0 < to; column0 += BWD_COLUMNS) {
         zk_barrier();
-        stage_columns<D, BWD_COLUMNS>(s, unit, q, column0, queries, queries_turned);
-        stage_columns<D, BWD_COLUMNS>(s, unit, d_out, column0, grads, grads_turned);
+        stage_columns<D, BWD_COLUMNS>(s, unit, q, column0, places, queries, queries_turned);
+        stage_columns<D, BWD_COLUMNS>(s, unit, d_out, column0, places, grads, grads_turned);
         if (t < BWD_COLUMNS) {
+            ((unsigned*)next)[t] = unit.place_from_first(s, column0 + BWD_COLUMNS + t);
             const bool there = column0 + t < unit.columns;
             const int column = zk_min_i(column0 + t, unit.columns - 1);
             const Span span = visible(s, unit.row(s, column));
@@ -307,6 +320,11 @@ ZK_DEV void backward_keys(const Sight& s, const bf16_t* q, const bf16_t* k, cons
             n.end[t] = span.end;
         }
         zk_barrier();
+        const unsigned* now = places;
+        places = next;
+        next = now;
+        // Ends rise from row to row, too, so the first and the last column tell whether all see all keys of the wave.
+        const bool all_seen = !s.key_valid && n.first[BWD_COLUMNS - 1] <= key0 && n.end[0] >= key0 + OWN;
         for (int i = 0; i < BWD_COLUMNS / 16; i++) {
             const int l = zk_opaque(lane);
             zk_acc score[2], dp[2];
@@ -323,8 +341,8 @@ ZK_DEV void backward_keys(const Sight& s, const bf16_t* q, const bf16_t* k, cons
             for (int g = 0; g < 2; g++) {
                 for (int e = 0; e < 4; e++) {
                     const int c = 16 * i + 4 * (lane >> 4) + e;
-                    const bool seen = own[g] >= n.first[c] && own[g] < n.end[c] && !padding[g];
-                    const float probable = seen ? probability(score[g].v[e] * by, n.lse[c]) : 0.0f;
+                    float probable = probability(score[g].v[e] * by, n.lse[c]);
+                    if (!all_seen && (own[g] < n.first[c] || own[g] >= n.end[c] || padding[g])) probable = 0.0f;
                     score[g].v[e] = probable;
                     dp[g].v[e] = probable * (dp[g].v[e] - n.delta[c]) * n.slope[c];
                 }
@@ -374,8 +392,9 @@ ZK_DEV void backward_keys(const Sight& s, const bf16_t* q, const bf16_t* k, cons
         ZK_SHARED(bf16_t, lds_grad_turned, BWD_COLUMNS* D); \
         ZK_SHARED(float, lds_numbers, 3 * BWD_COLUMNS); \
         ZK_SHARED(int, lds_spans, 2 * BWD_COLUMNS); \
+        ZK_SHARED(unsigned, lds_places, 2 * BWD_COLUMNS); \
         const ColumnNumbers numbers{lds_numbers, lds_numbers + BWD_COLUMNS, lds_numbers + 2 * BWD_COLUMNS, lds_spans, \
-                                    lds_spans + BWD_COLUMNS}; \
+                                    lds_spans + BWD_COLUMNS, lds_places}; \
         backward_keys<D>(SIGHT, q, k, v, lse, delta, d_out, dk, dv, lds_q, lds_grad, lds_q_turned, lds_grad_turned, numbers); \
     } \
     ZK_DEFINE_CPU_ENTRY(attention_bwd_kv_##D, BLOCK)

@@ -33,6 +33,7 @@ SLOW = ("v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_", "v_sin_", "v_cos_", "
 CACHE_BYTES = 2048 / 38
 LDS_BYTES = 128
 LANES = 64
+PIPES = ("MFMA", "VALU", "LDS", "memory")
 
 
 def width(name):
@@ -96,6 +97,31 @@ def inner_loop(code):
     return [n for a, n, _ in code if best[0] <= a <= best[1]]
 
 
+def find_objdump():
+    found = next((p for p in map(shutil.which, ("llvm-objdump-19", "llvm-objdump-22", "llvm-objdump")) if p), None)
+    return found or sys.exit("error: no llvm-objdump; on Debian: apt install llvm-19")
+
+
+def inner_loops(folder, arch):
+    """Name, instructions and cycles by pipe, and the matrix pipe's share, of the inner loop of each kernel that multiplies matrices."""
+    files = sorted(folder.glob(f"*.{arch}.co"))
+    if not files:
+        sys.exit(f"error: no *.{arch}.co in {folder}; kernels/build.sh makes them")
+    objdump = find_objdump()
+    for path in files:
+        for name, code in kernels(objdump, path):
+            loop = inner_loop(code)
+            if loop is None:
+                continue
+            count, cycles = dict.fromkeys(PIPES, 0), dict.fromkeys(PIPES, 0.0)
+            for mnemonic in loop:
+                what = classify(mnemonic, arch)
+                if what:
+                    count[what[0]] += 1
+                    cycles[what[0]] += what[1] * (4 if what[0] in ("LDS", "memory") else 1)
+            yield name, count, cycles, cycles["MFMA"] / max(cycles.values())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
@@ -103,32 +129,17 @@ def main():
     parser.add_argument("--kernel", default="")
     parser.add_argument("--least", type=float, default=0.0, help="fail when a loop's MFMA/max is below this")
     options = parser.parse_args()
-    objdump = next((p for p in map(shutil.which, ("llvm-objdump-19", "llvm-objdump-22", "llvm-objdump")) if p), None)
-    if not objdump:
-        sys.exit("error: no llvm-objdump; on Debian: apt install llvm-19")
-    files = sorted(options.folder.glob(f"*.{options.arch}.co"))
-    if not files:
-        sys.exit(f"error: no *.{options.arch}.co in {options.folder}; kernels/build.sh makes them")
-    pipes = ("MFMA", "VALU", "LDS", "memory")
-    print(f"{'kernel':34}" + "".join(f"{p:>8} n{'cycles':>7}" for p in pipes) + "  MFMA/max")
+    print(f"{'kernel':34}" + "".join(f"{p:>8} n{'cycles':>7}" for p in PIPES) + "  MFMA/max")
     low = []
-    for path in files:
-        for name, code in kernels(objdump, path):
-            loop = inner_loop(code)
-            if loop is None or options.kernel not in name:
-                continue
-            count, cycles = dict.fromkeys(pipes, 0), dict.fromkeys(pipes, 0.0)
-            for mnemonic in loop:
-                what = classify(mnemonic, options.arch)
-                if what:
-                    count[what[0]] += 1
-                    cycles[what[0]] += what[1] * (4 if what[0] in ("LDS", "memory") else 1)
-            share = cycles["MFMA"] / max(cycles.values())
-            if share < options.least:
-                low.append(name)
-            print(f"{name:34}" + "".join(f"{count[p]:>10}{cycles[p]:>7.0f}" for p in pipes) + f"{share:>10.2f}")
+    for name, count, cycles, share in inner_loops(options.folder, options.arch):
+        if options.kernel not in name:
+            continue
+        if share < options.least:
+            low.append(name)
+        print(f"{name:34}" + "".join(f"{count[p]:>10}{cycles[p]:>7.0f}" for p in PIPES) + f"{share:>10.2f}")
     if low:
         sys.exit(f"error: below {options.least}: {', '.join(low)}")
 
 
-main()
+if __name__ == "__main__":
+    main()

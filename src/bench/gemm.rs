@@ -14,17 +14,18 @@ use crate::tensor::cpu::Cpu;
 use crate::tensor::work;
 
 /// `[m, k]` times `[n, k]` transposed, under the name of its weight.
-struct Product {
-    name: &'static str,
-    m: usize,
-    n: usize,
-    k: usize,
+pub(super) struct Product {
+    pub name: &'static str,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
 }
 
 /// Numbers of an output that may exist at a time: the logits of a whole micro-batch of a large vocabulary would fill the memory.
 const MOST_OUTPUT: usize = 1 << 24;
 
-fn products(m: &ModelConfig, tokens: usize) -> Vec<Product> {
+/// Of one micro-batch of `tokens` rows.
+pub(super) fn products(m: &ModelConfig, tokens: usize) -> Vec<Product> {
     let (d, f, r) = (m.hidden_size, m.expert_width, m.router_width);
     // The mean; a router that is balanced gives about as many to each.
     let per_expert = tokens.div_ceil(m.num_experts);

@@ -6,29 +6,35 @@ mod checkpoint;
 mod collectives;
 mod data;
 mod gemm;
+mod gpu;
+pub mod plot;
 mod ranks;
+mod rccl;
 mod report;
 mod step;
+mod sweep;
 mod synthetic;
 mod table;
+mod table_of_devices;
 mod timing;
 mod verbs;
 
-use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use anyhow::Result;
+use std::path::PathBuf;
 
 pub use case::Case;
 pub use checkpoint::CheckpointLine;
 pub use collectives::{CollectiveLine, Collectives};
 pub use data::DataLine;
+pub use gpu::{Gpu, GpuMemory, PatternLine};
 pub use ranks::RanksLine;
 pub use report::*;
+pub use sweep::{Point, Sweep};
 pub use timing::Times;
 
-use crate::machine::{self, Peaks};
+use crate::machine::Peaks;
 use crate::recipe::Recipe;
+use crate::tensor::hip::Hip;
 
 /// A part of the benchmark of a recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +51,14 @@ pub enum Part {
 
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// A GPU is measured in place of the processor: of the parts, `Machine`, `Gemm` and `Collectives`.
+    pub on_gpu: bool,
     /// Parts of the recipe's benchmark.
     pub parts: Vec<Part>,
+    /// `Gemm` goes over many shapes, too.
+    pub sweep: bool,
+    /// Largest size of the sweep; None = as the device bears.
+    pub largest: Option<usize>,
     pub cases: Vec<Case>,
     /// Of `Collectives` and `Ranks`.
     pub ranks: usize,
@@ -62,6 +74,9 @@ const STEP_TIMES: f64 = 10.0;
 /// Measures on the thread pool that it is called in. `progress` is told what comes next. Without a recipe only the cases
 /// and the machine can be measured.
 pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) -> Result<Report> {
+    if options.on_gpu {
+        return run_on_gpu(recipe, options, progress);
+    }
     let wants = |part| options.parts.contains(&part);
     let seconds = options.seconds;
     // First of all, while the process is small: its peak of memory is the process's.
@@ -80,7 +95,7 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         None => None,
     };
     let collectives = match wants(Part::Collectives) {
-        true => Some(collectives::measure(options.ranks, seconds, progress)?),
+        true => Some(between_ranks(options.ranks, seconds, progress)?),
         false => None,
     };
     let checkpoint = match recipe.filter(|_| wants(Part::Checkpoint)) {
@@ -106,10 +121,14 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         progress(&case.to_string());
         cases.push(case.measure(seconds)?);
     }
+    let sweep = match wants(Part::Gemm) && options.sweep {
+        true => Some(sweep::on_cpu(recipe, options.largest, seconds, progress)?),
+        false => None,
+    };
     let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint | Part::Data));
     let peaks = needs_peaks.then(|| {
         progress("the machine");
-        Peaks::measure(10.0 * seconds)
+        Peaks::measure(14.0 * seconds)
     });
     let (mut gemm, mut verbs) = (None, None);
     if let (Some(recipe), Some(peaks)) = (recipe, &peaks) {
@@ -121,13 +140,9 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         }
     }
     Ok(Report {
-        zaya_version: env!("CARGO_PKG_VERSION"),
-        unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64()),
-        threads: rayon::current_num_threads(),
-        seconds,
-        machine: machine::describe(),
         recipe: recipe.map(RecipeShape::of),
         gemm,
+        sweep,
         verbs,
         collectives,
         ranks,
@@ -136,5 +151,38 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         step: step.map(|(s, precision)| s.against(peaks.as_ref(), precision)),
         peaks,
         cases,
+        ..Report::empty(seconds)
     })
+}
+
+/// Between ranks that are threads, or, started by MPI, between its processes.
+fn between_ranks(ranks: usize, seconds: f64, progress: &dyn Fn(&str)) -> Result<Collectives> {
+    #[cfg(feature = "mpi")]
+    if crate::parallel::launch::detect(|name| std::env::var(name).ok())?.is_some() {
+        let transport = std::sync::Arc::new(crate::parallel::mpi::MpiRank::start(std::time::Duration::from_secs(120))?);
+        let found = collectives::between_processes(transport.clone(), seconds, progress);
+        crate::parallel::Transport::leave(&*transport);
+        return found;
+    }
+    collectives::between_threads(ranks, seconds, progress)
+}
+
+/// The parts that there are of a GPU.
+fn run_on_gpu(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) -> Result<Report> {
+    let wants = |part| options.parts.contains(&part);
+    let (hip, facts) = (Hip::open(0)?, Hip::facts(0)?);
+    let mut report = Report { recipe: recipe.map(RecipeShape::of), ..Report::empty(options.seconds) };
+    let memory = match wants(Part::Machine) {
+        true => Some(gpu::memory(&hip, &facts, options.seconds, progress)?),
+        false => None,
+    };
+    if wants(Part::Gemm) {
+        report.sweep = Some(sweep::on_gpu(&hip, &facts, recipe, options.largest, options.seconds, progress)?);
+    }
+    drop(hip);
+    if wants(Part::Collectives) {
+        report.collectives = Some(rccl::between_gpus(options.ranks, &facts, options.seconds, progress)?);
+    }
+    report.gpu = Some(Gpu { facts, memory });
+    Ok(report)
 }

@@ -1,14 +1,18 @@
 //! What was measured, as `--json` writes it (docs/BENCH.md).
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::Serialize;
 
 use super::checkpoint::CheckpointLine;
 use super::collectives::Collectives;
 use super::data::DataLine;
+use super::gpu::Gpu;
 use super::ranks::RanksLine;
+use super::sweep::Sweep;
 use super::table;
 use super::timing::Times;
-use crate::machine::{Cpu, Peaks};
+use crate::machine::{self, Cpu, Peaks};
 use crate::model::params::ParamTable;
 use crate::plan::flops::Flops;
 use crate::recipe::Recipe;
@@ -29,7 +33,11 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recipe: Option<RecipeShape>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub gemm: Option<Vec<GemmLine>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<Sweep>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verbs: Option<Vec<VerbLine>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,6 +54,28 @@ pub struct Report {
 }
 
 impl Report {
+    /// Of this machine, with nothing measured.
+    pub fn empty(seconds: f64) -> Self {
+        Self {
+            zaya_version: env!("CARGO_PKG_VERSION"),
+            unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64()),
+            threads: rayon::current_num_threads(),
+            seconds,
+            machine: machine::describe(),
+            peaks: None,
+            recipe: None,
+            gpu: None,
+            gemm: None,
+            sweep: None,
+            verbs: None,
+            step: None,
+            collectives: None,
+            ranks: None,
+            checkpoint: None,
+            cases: Vec::new(),
+        }
+    }
+
     /// For people.
     pub fn table(&self) -> String {
         table::of(self)

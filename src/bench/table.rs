@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use super::checkpoint::CheckpointLine;
-use super::collectives::Collectives;
 use super::data::DataLine;
 use super::ranks::RanksLine;
 use super::report::{CaseLine, GemmLine, Report, StepLine, VerbLine};
+use super::table_of_devices;
 use crate::machine::{ComputePeak, Peak, Peaks};
 use crate::tensor::backend::Precision;
 
@@ -21,8 +21,14 @@ pub fn of(report: &Report) -> String {
     if let Some(peaks) = &report.peaks {
         machine(&mut out, peaks);
     }
+    if let Some(gpu) = &report.gpu {
+        table_of_devices::gpu(&mut out, gpu);
+    }
     if let Some(lines) = &report.gemm {
         products(&mut out, lines);
+    }
+    if let Some(sweep) = &report.sweep {
+        table_of_devices::sweep(&mut out, sweep);
     }
     if let Some(lines) = &report.verbs {
         verbs(&mut out, lines);
@@ -40,7 +46,7 @@ pub fn of(report: &Report) -> String {
         data(&mut out, line);
     }
     if let Some(found) = &report.collectives {
-        collectives(&mut out, found);
+        table_of_devices::collectives(&mut out, found);
     }
     if !report.cases.is_empty() {
         cases(&mut out, &report.cases);
@@ -88,19 +94,6 @@ fn checkpoint(out: &mut String, l: &CheckpointLine) {
     let _ = writeln!(out, "{} rounds; before each pass of reading the system {cache} the files", l.rounds);
 }
 
-fn collectives(out: &mut String, found: &Collectives) {
-    let _ = writeln!(out, "\n# Collectives between {} ranks that are threads\n", found.ranks);
-    let _ = writeln!(out, "{:<16} {:>10} {:>11} {:>9} {:>11} {:>9}", "", "size", "time", "GB/s", "as a copy", "of that");
-    for l in &found.lines {
-        let size = if l.bytes < 1 << 20 { format!("{} KiB", l.bytes >> 10) } else { bytes(l.bytes as u64) };
-        let (time, copy) = (seconds(l.median_s), seconds(l.limit_s));
-        let _ =
-            writeln!(out, "{:<16} {size:>10} {time:>11} {:>9.2} {copy:>11} {:>9}", l.name, l.gbytes_per_s, percent(l.fraction));
-    }
-    let _ = writeln!(out, "as a copy: all ranks at once copy as many bytes as each of them must receive");
-    let _ = writeln!(out, "gradient buckets: parallel.bucket_mib = {} travels at 0.9 of the best rate or more", found.bucket_mib);
-}
-
 fn machine(out: &mut String, p: &Peaks) {
     let _ = writeln!(out, "\n# Machine: best of the rounds\n");
     let _ = writeln!(out, "{:<40} {:>12} {:>12}", "", "1 thread", format!("{} threads", p.threads));
@@ -113,8 +106,10 @@ fn machine(out: &mut String, p: &Peaks) {
         compute("bf16", bf16);
     }
     row("memory read", p.memory.read, "GB/s");
+    row("memory write", p.memory.write, "GB/s");
     row("memory copy", p.memory.copy, "GB/s");
     row("memory triad", p.memory.triad, "GB/s");
+    row("memory, random lines", p.memory.random, "GB/s");
     let _ = writeln!(out, "arrays of {} each", bytes(p.memory.buffer_bytes as u64));
     if p.bf16.is_none() {
         let _ =
@@ -209,11 +204,11 @@ pub(crate) fn seconds(s: f64) -> String {
     }
 }
 
-fn percent(x: f64) -> String {
+pub(super) fn percent(x: f64) -> String {
     format!("{:.1} %", 100.0 * x)
 }
 
-fn bytes(n: u64) -> String {
+pub(super) fn bytes(n: u64) -> String {
     match n {
         0..0x4000_0000 => format!("{:.0} MiB", n as f64 / 1_048_576.0),
         _ => format!("{:.2} GiB", n as f64 / 1_073_741_824.0),

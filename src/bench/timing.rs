@@ -24,10 +24,19 @@ const MOST_ROUNDS: usize = 10_000;
 /// A round lasts at least so long, so that clocks do not matter.
 const ROUND_S: f64 = 1e-3;
 
-/// Times `f`, which is called once beforehand.
-pub fn measure(seconds: f64, mut f: impl FnMut() -> Result<()>) -> Result<Times> {
+/// Times `f`, which is called twice beforehand.
+pub fn measure(seconds: f64, f: impl FnMut() -> Result<()>) -> Result<Times> {
+    measure_until(seconds, f, || Ok(()))
+}
+
+/// Times `f`, which may return before its work is done: a round ends when `wait` returns.
+pub fn measure_until(seconds: f64, mut f: impl FnMut() -> Result<()>, wait: impl Fn() -> Result<()>) -> Result<Times> {
+    // Whatever came before is not its work, and neither is what a first call prepares.
+    f()?;
+    wait()?;
     let warming = Instant::now();
     f()?;
+    wait()?;
     let calls = (ROUND_S / warming.elapsed().as_secs_f64().max(1e-7)).ceil().max(1.0) as usize;
     let (began, mut wall, mut cpu) = (Instant::now(), Vec::new(), Vec::new());
     while wall.len() < LEAST_ROUNDS || (began.elapsed().as_secs_f64() < seconds && wall.len() < MOST_ROUNDS) {
@@ -35,6 +44,7 @@ pub fn measure(seconds: f64, mut f: impl FnMut() -> Result<()>) -> Result<Times>
         for _ in 0..calls {
             f()?;
         }
+        wait()?;
         wall.push(started.elapsed().as_secs_f64() / calls as f64);
         cpu.push((cpu_seconds() - cpu_before) / calls as f64);
     }
@@ -85,7 +95,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(times.rounds, LEAST_ROUNDS);
-        assert_eq!(calls, 1 + LEAST_ROUNDS * times.calls_per_round);
+        assert_eq!(calls, 2 + LEAST_ROUNDS * times.calls_per_round);
         assert!(times.best_s <= times.median_s);
         assert!(measure(1.0, || anyhow::bail!("no")).is_err());
     }

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use super::BackendName;
 use crate::bench::{self, Case, Options, Part};
 use crate::error::{bad_input, exit_code};
+use crate::parallel::launch;
 use crate::recipe;
 
 /// Measure what this machine reaches, and what zaya reaches on it.
@@ -36,9 +37,22 @@ pub struct Args {
     #[arg(long, value_enum, value_delimiter = ',')]
     parts: Vec<PartName>,
 
-    /// Ranks of the parts `collectives` and `ranks`, as threads of this process.
+    /// Ranks of the parts `collectives` and `ranks`: threads of this process, each with a GPU under --backend hip. Under a launcher of a
+    /// build with MPI, `collectives` are between its processes.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::pretrain::parse_ranks)]
     ranks: usize,
+
+    /// The part `gemm` goes over many shapes, too: a table, and advice about the model's own. On a GPU it always does.
+    #[arg(long)]
+    sweep: bool,
+
+    /// Largest m, n and k of the sweep [default: 2048, on a GPU 16384].
+    #[arg(long, value_name = "N", requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    largest: Option<u32>,
+
+    /// Writes the sweep as a page with drawings (HTML; nothing beside the file is needed to look at it).
+    #[arg(long, value_name = "PATH", requires = "sweep")]
+    plot: Option<PathBuf>,
 
     /// Where the part `checkpoint` writes; by default a temporary folder beside the recipe's run.
     #[arg(long, value_name = "FOLDER")]
@@ -79,6 +93,10 @@ enum PartName {
 }
 
 impl PartName {
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
+    }
+
     fn part(self) -> Part {
         match self {
             Self::Machine => Part::Machine,
@@ -98,36 +116,54 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(args: Args, backend: BackendName) -> Result<u8> {
-    if backend != BackendName::Cpu {
-        return Err(bad_input("zaya bench measures zaya's own kernels: leave --backend out"));
-    }
     let recipe = args.recipe.as_deref().map(|path| recipe::load(path, &args.set)).transpose()?;
     let asked: Vec<PartName> = args.only.iter().chain(&args.parts).copied().collect();
-    if asked.is_empty() && args.case.is_empty() && recipe.is_none() {
-        return Err(bad_input("what is to be measured? Name a recipe with --recipe FILE, a kernel with --case, or a part"));
+    let on_gpu = backend == BackendName::Hip;
+    match backend {
+        BackendName::Candle => return Err(bad_input("zaya bench measures zaya's own kernels: --backend cpu or hip")),
+        BackendName::Hip => check_gpu(&args, &asked)?,
+        BackendName::Cpu => check(&args, &asked, recipe.is_some())?,
     }
     if args.ranks < 2 && asked.iter().any(|p| matches!(p, PartName::Collectives | PartName::Ranks)) {
         return Err(bad_input(
             "one rank has nobody to talk to: --ranks must be at least 2 for the parts `collectives` and `ranks`",
         ));
     }
-    let needs_recipe = |p: &PartName| !matches!(p, PartName::Machine | PartName::Collectives);
-    if let Some(part) = asked.iter().find(|p| needs_recipe(p) && recipe.is_none()) {
-        let name = part.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
-        return Err(bad_input(format!("--parts {name} measures the model of a recipe: name one with --recipe FILE")));
+    if args.sweep && !asked.is_empty() && !asked.contains(&PartName::Gemm) {
+        return Err(bad_input("--sweep is of the part `gemm`: name that part, too"));
     }
     let to_stdout = args.json.as_deref().is_some_and(|p| p.as_os_str() == "-");
     if let Some(path) = args.json.as_deref().filter(|_| !to_stdout) {
         super::claim_output(path)?;
     }
+    if let Some(path) = &args.plot {
+        super::claim_output(path)?;
+    }
     let parts = match asked.as_slice() {
+        [] if on_gpu => vec![Part::Machine, Part::Gemm],
         [] if args.case.is_empty() => vec![Part::Machine, Part::Gemm, Part::Verbs, Part::Step],
         given => given.iter().map(|p| p.part()).collect(),
     };
-    let options = Options { parts, cases: args.case, ranks: args.ranks, dir: args.dir, seconds: args.seconds };
+    let largest = args.largest.map(|n| n as usize);
+    let (sweep, cases) = (args.sweep, args.case);
+    let options = Options { on_gpu, parts, sweep, largest, cases, ranks: args.ranks, dir: args.dir, seconds: args.seconds };
     let threads = args.threads.or_else(|| recipe.as_ref()?.train.threads);
-    let progress = |what: &str| tell!("measuring {what}");
+    // Of processes that measure together, one speaks for all.
+    let launch = if cfg!(feature = "mpi") { launch::detect(|name| std::env::var(name).ok())? } else { None };
+    let speaks = launch.is_none_or(|l| l.rank == 0);
+    let progress = |what: &str| {
+        if speaks {
+            tell!("measuring {what}");
+        }
+    };
     let report = super::in_pool(threads, || bench::run(recipe.as_ref(), &options, &progress))?;
+    if !speaks {
+        return Ok(exit_code::OK);
+    }
+    if let (Some(path), Some(sweep)) = (&args.plot, &report.sweep) {
+        std::fs::write(path, bench::plot::page(sweep)).with_context(|| format!("writing the drawings to {}", path.display()))?;
+        tell!("drawings in {}", path.display());
+    }
     let (table, json) = (report.table(), serde_json::to_string_pretty(&report)?);
     if to_stdout {
         tell!("\n{table}");
@@ -140,4 +176,38 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         say!("\nresults in {}", path.display());
     }
     Ok(exit_code::OK)
+}
+
+/// What measuring the processor needs.
+fn check(args: &Args, asked: &[PartName], has_recipe: bool) -> Result<()> {
+    if asked.is_empty() && args.case.is_empty() && !has_recipe {
+        return Err(bad_input("what is to be measured? Name a recipe with --recipe FILE, a kernel with --case, or a part"));
+    }
+    // Without a recipe the sweep has no shapes of a model to mark.
+    let needs_recipe = |p: &&PartName| match p {
+        PartName::Machine | PartName::Collectives => false,
+        PartName::Gemm => !args.sweep,
+        _ => true,
+    };
+    match asked.iter().find(needs_recipe).filter(|_| !has_recipe) {
+        Some(part) => {
+            Err(bad_input(format!("--parts {} measures the model of a recipe: name one with --recipe FILE", part.name())))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What measuring a GPU can do.
+fn check_gpu(args: &Args, asked: &[PartName]) -> Result<()> {
+    let measured = |p: &PartName| matches!(p, PartName::Machine | PartName::Gemm | PartName::Collectives);
+    if let Some(part) = asked.iter().find(|p| !measured(p)) {
+        let name = part.name();
+        return Err(bad_input(format!(
+            "--backend hip measures the parts `machine`, `gemm` and `collectives`; `{name}` is measured on the processor only"
+        )));
+    }
+    if !args.case.is_empty() {
+        return Err(bad_input("--case measures a kernel of the processor: leave --backend hip out"));
+    }
+    Ok(())
 }

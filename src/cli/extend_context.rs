@@ -57,7 +57,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     let from = open_checkpoint(&args.from)?;
     extend::check(&recipe, &from, args.reset_optimizer, args.allow_shorter)?;
     if args.dry_run {
-        return pretrain::dry_run(&recipe, args.ranks);
+        return pretrain::dry_run(&recipe, args.ranks, backend);
     }
     pretrain::refuse_unready(&recipe)?;
     let options = Options {

@@ -105,7 +105,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         tell!("warning: {warning}");
     }
     if args.dry_run {
-        return dry_run(&recipe, args.ranks);
+        return dry_run(&recipe, args.ranks, backend);
     }
     refuse_unready(&recipe)?;
     if let Some(Some(path)) = &args.profile {
@@ -156,9 +156,9 @@ pub(super) fn refuse_unready(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn dry_run(recipe: &Recipe, ranks: usize) -> Result<u8> {
+pub(super) fn dry_run(recipe: &Recipe, ranks: usize, backend: BackendName) -> Result<u8> {
     let threads = train::ranks::threads_of_rank(recipe, ranks);
-    let report = super::in_pool(Some(threads), || plan::report(recipe, ranks))?;
+    let report = super::in_pool(Some(threads), || plan::report(recipe, ranks, backend.engine()))?;
     let text = format!("# Resolved recipe\n\n{}\n{report}", recipe.to_toml());
     match std::io::stdout().write_all(text.as_bytes()) {
         // The reader has seen enough.

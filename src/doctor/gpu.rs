@@ -1,6 +1,7 @@
 //! ROCm's libraries, the devices, and how they are linked.
 
-use std::fs;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
 use hip_sys::{Hip, HipBlasLt};
 use rccl_sys::Rccl;
@@ -17,6 +18,8 @@ pub fn examine() -> Vec<Finding> {
             "build it where clang compiles for AMD: apt-get install clang-19 lld-19, then `touch build.rs` and build again",
         ),
     }];
+    out.push(driver());
+    out.push(rocm());
     let hip = match Hip::open() {
         Ok(hip) => hip,
         Err(e) => {
@@ -54,6 +57,35 @@ pub fn examine() -> Vec<Finding> {
     out
 }
 
+/// The kernel's driver, and whether this user may open its devices.
+fn driver() -> Finding {
+    let line = |found: String| Finding::new(Topic::Gpu, "driver (amdgpu)", found);
+    if !Path::new("/sys/module/amdgpu").is_dir() {
+        return line("not loaded".into())
+            .advise("needed only for --backend hip: install ROCm's amdgpu-dkms, then `modprobe amdgpu`");
+    }
+    // Only the driver that comes with ROCm says; the kernel's own has the kernel's version.
+    let version =
+        fs::read_to_string("/sys/module/amdgpu/version").map_or_else(|_| "the kernel's own".into(), |v| v.trim().to_string());
+    match File::options().read(true).write(true).open("/dev/kfd") {
+        Ok(_) => line(version),
+        Err(e) => line(version).advise(format!(
+            "/dev/kfd cannot be opened ({e}): join the groups render and video, or pass the device to the container"
+        )),
+    }
+}
+
+/// The installed ROCm, as its own file says.
+fn rocm() -> Finding {
+    let line = |found: String| Finding::new(Topic::Gpu, "ROCm", found);
+    let root = std::env::var_os("ROCM_PATH").map_or_else(|| PathBuf::from("/opt/rocm"), PathBuf::from);
+    match fs::read_to_string(root.join(".info/version")) {
+        Ok(version) => line(format!("{}, {}", version.trim(), root.display())),
+        Err(_) => line(format!("none in {}", root.display()))
+            .advise("needed only for --backend hip: install ROCm 6 or 7, or set ROCM_PATH"),
+    }
+}
+
 fn of_device(hip: &'static Hip, device: i32, kernels: &[&str]) -> Finding {
     let what = format!("device {device}");
     let line = |found: String| Finding::new(Topic::Gpu, what.clone(), found);
@@ -84,15 +116,17 @@ fn of_device(hip: &'static Hip, device: i32, kernels: &[&str]) -> Finding {
 /// Who can read whose memory, in one line.
 fn links(hip: &'static Hip, devices: i32) -> Option<Finding> {
     let mut apart = Vec::new();
-    let mut kinds: Vec<&str> = Vec::new();
+    let mut kinds: Vec<String> = Vec::new();
     for a in 0..devices {
         for b in 0..devices {
             if a == b {
                 continue;
             }
             match (hip.can_access_peer(a, b), hip.link(a, b)) {
-                (Ok(true), Ok(link)) => kinds.push(link.kind_name()),
-                (Ok(true), Err(_)) => kinds.push("unknown"),
+                (Ok(true), Ok(link)) => {
+                    kinds.push(format!("{} ({} hop{})", link.kind_name(), link.hops, if link.hops == 1 { "" } else { "s" }));
+                }
+                (Ok(true), Err(_)) => kinds.push("unknown".into()),
                 _ => apart.push(format!("{a} and {b}")),
             }
         }
@@ -103,7 +137,16 @@ fn links(hip: &'static Hip, devices: i32) -> Option<Finding> {
     kinds.sort_unstable();
     kinds.dedup();
     let found = Finding::new(Topic::Gpu, "links", format!("{} between {devices} devices", kinds.join(", ")));
-    Some(if apart.is_empty() { found } else { found.advise(format!("no direct access between devices {}", apart.join("; "))) })
+    let slow = kinds.iter().any(|kind| kind.starts_with("PCIe"));
+    Some(if apart.is_empty() && slow {
+        found.advise(
+            "GPUs that reach each other over PCIe only sum gradients slowly: is xGMI there and on (`rocm-smi --showtopo`)?",
+        )
+    } else if apart.is_empty() {
+        found
+    } else {
+        found.advise(format!("no direct access between devices {}", apart.join("; ")))
+    })
 }
 
 /// RCCL packs a version as `major * 10^4 + minor * 100 + patch`.

@@ -14,6 +14,8 @@ const LEAST: u64 = 64 << 20;
 const MOST: u64 = 1 << 30;
 /// Numbers that a thread takes at a time.
 const PIECE: usize = 1 << 16;
+/// Numbers of a cache line, which is read in one go by the random pattern.
+const LINE_NUMBERS: usize = 16;
 
 pub(super) fn measure(time: Duration) -> MemoryPeak {
     let cached = cpu::l3_bytes().map_or(0, |b| b * CACHES).clamp(LEAST, MOST);
@@ -36,7 +38,18 @@ pub(super) fn measure(time: Duration) -> MemoryPeak {
             c.par_chunks_mut(PIECE).zip(operands).for_each(|(c, (a, b))| add_scaled(c, a, b));
         }),
     };
-    MemoryPeak { read, copy, triad, buffer_bytes: n * size_of::<f32>() }
+    let write =
+        Peak { one_thread: rate(1, &mut || fill(&mut c)), all_threads: rate(1, &mut || c.par_chunks_mut(PIECE).for_each(fill)) };
+    // Places follow from the number of the read, so that nothing else is read.
+    let lines = n / LINE_NUMBERS;
+    let random = Peak {
+        one_thread: rate(1, &mut || read_lines(&a, 0..lines)),
+        all_threads: rate(1, &mut || {
+            let piece = PIECE / LINE_NUMBERS;
+            (0..lines.div_ceil(piece)).into_par_iter().for_each(|i| read_lines(&a, i * piece..((i + 1) * piece).min(lines)));
+        }),
+    };
+    MemoryPeak { read, write, copy, triad, random, buffer_bytes: n * size_of::<f32>() }
 }
 
 /// Of a pass that reads or writes so many f32.
@@ -60,4 +73,22 @@ fn scale(c: &mut [f32], a: &[f32]) {
 fn add_scaled(c: &mut [f32], a: &[f32], b: &[f32]) {
     let factor = black_box(0.5);
     c.iter_mut().zip(a).zip(b).for_each(|((c, a), b)| *c = a + factor * b);
+}
+
+fn fill(c: &mut [f32]) {
+    let value = black_box(3.0);
+    c.iter_mut().for_each(|c| *c = value);
+}
+
+/// Reads a whole line at a place without a pattern for each number of `range`.
+fn read_lines(a: &[f32], range: std::ops::Range<usize>) {
+    let lines = (a.len() / LINE_NUMBERS) as u64;
+    black_box(range.fold(0u32, |sum, i| {
+        // Bits mixed as splitmix64 does it, brought into the range.
+        let mixed = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let place = ((u128::from(mixed ^ mixed >> 31) * u128::from(lines)) >> 64) as usize;
+        a[place * LINE_NUMBERS..][..LINE_NUMBERS].iter().fold(sum, |sum, x| sum.wrapping_add(x.to_bits()))
+    }));
 }

@@ -47,8 +47,11 @@ pub struct ComputePeak {
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryPeak {
     pub read: Peak,
+    pub write: Peak,
     pub copy: Peak,
     pub triad: Peak,
+    /// Cache lines at places without a pattern.
+    pub random: Peak,
     /// Of each of the arrays.
     pub buffer_bytes: usize,
 }
@@ -66,7 +69,7 @@ pub struct Peaks {
 impl Peaks {
     /// Measures on the thread pool that it is called in, for about `seconds` in all.
     pub fn measure(seconds: f64) -> Self {
-        let each = Duration::from_secs_f64(seconds.max(0.0) / 10.0);
+        let each = Duration::from_secs_f64(seconds.max(0.0) / 14.0);
         let f32 = flops::f32_kernel();
         let compute = |k: flops::Kernel| ComputePeak { kernel: k.name, gflops: flops::peak(k, each) };
         Self {

@@ -9,6 +9,7 @@ use crate::recipe::Recipe;
 use crate::tensor::cpu::Packing;
 use crate::train::backend::Step;
 use crate::train::config::{balance_config, optimizer_config};
+use crate::train::gpu;
 use crate::train::is_staged;
 use crate::train::staging::Staging;
 
@@ -21,7 +22,13 @@ pub struct MemoryPart {
 /// Name of the part that is one region.
 pub const WORKING: &str = "working memory of a step";
 
-/// Bytes of that part.
+/// Name of the part that lies in the host's memory whatever computes.
+pub const STAGING: &str = "checkpoint staging (f32)";
+const WEIGHTS: &str = "weights (f32)";
+const GRADIENTS: &str = "gradients (f32)";
+const OPTIMIZER: &str = "optimizer state (f32)";
+
+/// Bytes of the working memory.
 pub fn working_bytes(parts: &[MemoryPart]) -> Result<usize> {
     Ok(usize::try_from(parts.iter().filter(|p| p.name == WORKING).map(|p| p.bytes).sum::<u64>())?)
 }
@@ -43,8 +50,26 @@ pub fn parts(recipe: &Recipe, table: &ParamTable, sharing: Option<(Layout, Cutti
     Ok((step, parts))
 }
 
-fn parts_of(recipe: &Recipe, table: &ParamTable, step: Step) -> Result<Vec<MemoryPart>> {
-    let own = step.ownership(table, recipe.model.num_experts);
+/// Parts of a GPU's memory that a step takes: of what `train::gpu` takes at its start. Exact, but for what the libraries of the GPU take
+/// for themselves.
+pub fn device_parts(recipe: &Recipe, table: &ParamTable, sharing: Option<(Layout, Cutting)>) -> Result<Vec<MemoryPart>> {
+    let step = Step::of(recipe, sharing);
+    let plan = gpu::plan(&step, &recipe.model, &optimizer_config(recipe))?;
+    let (held, moments) = numbers(table, &step, recipe.model.num_experts);
+    let named = (2 * held + moments) * F32;
+    Ok(vec![
+        MemoryPart { name: WEIGHTS, bytes: held * F32 },
+        MemoryPart { name: GRADIENTS, bytes: held * F32 },
+        MemoryPart { name: OPTIMIZER, bytes: moments * F32 },
+        MemoryPart { name: "bf16 copies of weights, tables", bytes: ((plan.held + plan.kept) as u64).saturating_sub(named) },
+        MemoryPart { name: WORKING, bytes: plan.working as u64 },
+        MemoryPart { name: "set aside for what is not planned", bytes: (plan.reserved() - plan.total()) as u64 },
+    ])
+}
+
+/// Numbers of the weights that a rank holds, and of the optimizer's state.
+fn numbers(table: &ParamTable, step: &Step, num_experts: usize) -> (u64, u64) {
+    let own = step.ownership(table, num_experts);
     let (mut held, mut moments) = (0, 0);
     for (id, spec) in table.specs.iter().enumerate() {
         let updated = (own.num_rows(id) * spec.matrix_shape()[1]) as u64;
@@ -55,11 +80,22 @@ fn parts_of(recipe: &Recipe, table: &ParamTable, step: Step) -> Result<Vec<Memor
             OptimKind::Balance => 2 * spec.numel() as u64,
         };
     }
+    (held, moments)
+}
+
+/// The checkpoint on its way from a step to the disk, in the host's memory; 0 where it is not copied.
+pub fn staging_bytes(recipe: &Recipe, table: &ParamTable) -> u64 {
+    if is_staged(recipe) { Staging::bytes(&training_tensors(table, &balance_config(recipe).rule)) } else { 0 }
+}
+
+fn parts_of(recipe: &Recipe, table: &ParamTable, step: Step) -> Result<Vec<MemoryPart>> {
+    let own = step.ownership(table, recipe.model.num_experts);
+    let (held, moments) = numbers(table, &step, recipe.model.num_experts);
     let working = step.working_bytes(&recipe.model, &optimizer_config(recipe))?;
     let mut parts = vec![
-        MemoryPart { name: "weights (f32)", bytes: held * F32 },
-        MemoryPart { name: "gradients (f32)", bytes: held * F32 },
-        MemoryPart { name: "optimizer state (f32)", bytes: moments * F32 },
+        MemoryPart { name: WEIGHTS, bytes: held * F32 },
+        MemoryPart { name: GRADIENTS, bytes: held * F32 },
+        MemoryPart { name: OPTIMIZER, bytes: moments * F32 },
         MemoryPart { name: WORKING, bytes: working as u64 },
     ];
     if step.packing == Packing::Kept {
@@ -68,9 +104,9 @@ fn parts_of(recipe: &Recipe, table: &ParamTable, step: Step) -> Result<Vec<Memor
     if step.sharing.is_some() {
         parts.push(MemoryPart { name: "gradients and weights on their way", bytes: held * F32 });
     }
-    if is_staged(recipe) {
-        let tensors = training_tensors(table, &balance_config(recipe).rule);
-        parts.push(MemoryPart { name: "checkpoint staging (f32)", bytes: Staging::bytes(&tensors) });
+    let staging = staging_bytes(recipe, table);
+    if staging > 0 {
+        parts.push(MemoryPart { name: STAGING, bytes: staging });
     }
     Ok(parts)
 }

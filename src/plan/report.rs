@@ -8,11 +8,11 @@ use super::{Plan, SourcePlan, memory, missing_files};
 use crate::model::ParamTable;
 use crate::parallel::{Cutting, Layout};
 use crate::recipe::Recipe;
-use crate::train::ranks;
+use crate::train::{EngineKind, gpu, ranks};
 
 /// Geometry, parameters, FLOPs, memory and data of every stage, and the files that are not there.
-/// On `ranks` ranks, each of which has the current pool's threads.
-pub fn report(recipe: &Recipe, ranks: usize) -> Result<String> {
+/// On `ranks` ranks, each of which has the current pool's threads, or a GPU.
+pub fn report(recipe: &Recipe, ranks: usize, engine: EngineKind) -> Result<String> {
     let mut out = String::new();
     let mut stages: Vec<(Recipe, Plan)> = Vec::new();
     let mut used = vec![0.0; recipe.data.sources.len()];
@@ -34,7 +34,7 @@ pub fn report(recipe: &Recipe, ranks: usize) -> Result<String> {
             sharing(&mut out, stage, layout, cutting);
         }
         flops(&mut out, plan);
-        memory(&mut out, stage, (ranks > 1).then_some((layout, cutting)))?;
+        memory(&mut out, stage, (ranks > 1).then_some((layout, cutting)), engine)?;
         data(&mut out, plan);
     }
     if stages.len() > 1 {
@@ -151,14 +151,33 @@ fn sharing(out: &mut String, recipe: &Recipe, layout: Layout, cutting: Cutting) 
     out.push('\n');
 }
 
-fn memory(out: &mut String, recipe: &Recipe, shared: Option<(Layout, Cutting)>) -> Result<()> {
-    let (_, parts) = memory::parts(recipe, &ParamTable::new(&recipe.model), shared)?;
+fn memory(out: &mut String, recipe: &Recipe, shared: Option<(Layout, Cutting)>, engine: EngineKind) -> Result<()> {
+    let table = ParamTable::new(&recipe.model);
     let whose = if shared.is_some() { "the first rank" } else { "one process" };
-    let _ = writeln!(out, "# Memory, {whose} on the CPU with {} threads\n", rayon::current_num_threads());
+    let on_gpu = engine == EngineKind::Hip;
+    let parts = match on_gpu {
+        true => memory::device_parts(recipe, &table, shared)?,
+        false => memory::parts(recipe, &table, shared)?.1,
+    };
+    let _ = match on_gpu {
+        true => writeln!(out, "# Memory of the GPU, {whose}\n"),
+        false => writeln!(out, "# Memory, {whose} on the CPU with {} threads\n", rayon::current_num_threads()),
+    };
     for part in &parts {
         row(out, part.name, &bytes(part.bytes), "");
     }
-    row(out, "together", &bytes(parts.iter().map(|p| p.bytes).sum()), "");
+    let together: u64 = parts.iter().map(|p| p.bytes).sum();
+    row(out, "together", &bytes(together), "");
+    if on_gpu {
+        match gpu::available_bytes() {
+            Some(free) if (free as u64) < together => {
+                row(out, "free on the GPU here", &bytes(free as u64), "TOO LITTLE: a run halves its micro-batch")
+            }
+            Some(free) => row(out, "free on the GPU here", &bytes(free as u64), ""),
+            None => row(out, "free on the GPU here", "", "no GPU here"),
+        }
+        row(out, &format!("{}, of the host", memory::STAGING), &bytes(memory::staging_bytes(recipe, &table)), "");
+    }
     out.push('\n');
     Ok(())
 }

@@ -85,6 +85,7 @@ pub const KEYS: &[Key] = &[
     key("train.memory_limit_mib", Integer { min: 1, max: ANY }, Absent("what the system gives"), Free, "MiB that a rank may take. A run that would take more (or that the system refuses memory) halves its micro-batch until it fits, says so, and records it; the global batch stays."),
     key("train.deterministic", Choice(&["run", "layout"]), Value("\"run\""), REGROUPED, "What the same bits are promised for. `run`: the same recipe on the same ranks. `layout`: any number of ranks, any `ep`, any micro-batch (not `cp`): gradients are summed over a fixed tree of sequences, one sequence at a time, which is slow and takes memory for several sets of gradients."),
     key("train.threads", Integer { min: 1, max: 65_536 }, Absent("all cores"), Free, "Threads of the CPU backend; the result does not depend on it. `--threads` goes before it."),
+    key("train.gpu_graphs", Bool, Value("true"), Free, "Under `--backend hip`: micro-batches that launch the same kernels again are queued as one graph. Changes no bit; off while `--profile` records."),
     key("train.peak_flops", Number(Positive), Absent("measured at start"), Free, "FLOP/s that count as 100 % in the metric MFU."),
 
     key("optimizer.muon_momentum", Number(BelowOne), Value("0.95"), FROM_HERE, "Momentum of Muon (Nesterov form)."),

@@ -406,6 +406,7 @@ fn resolve_view(values: &Values, base: &Path) -> Result<Recipe, Vec<Problem>> {
             },
             memory_limit_mib: r.int_opt("train.memory_limit_mib"),
             threads: r.int_opt("train.threads").map(|n| n as usize),
+            gpu_graphs: r.flag("train.gpu_graphs"),
             peak_flops: r.num_opt("train.peak_flops"),
         },
         optimizer: Optimizer {

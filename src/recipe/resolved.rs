@@ -96,6 +96,8 @@ pub struct Train {
     pub memory_limit_mib: Option<u64>,
     /// None = all cores.
     pub threads: Option<usize>,
+    /// Whether a GPU's launches are repeated as graphs.
+    pub gpu_graphs: bool,
     /// FLOP/s; None = measured.
     pub peak_flops: Option<f64>,
 }

@@ -85,6 +85,7 @@ pub fn flat(r: &Recipe) -> Vec<(String, Value)> {
     out.some("train.memory_limit_mib", t.memory_limit_mib, int);
     out.put("train.deterministic", deterministic.into());
     out.some("train.threads", t.threads, |n| int(n as u64));
+    out.put("train.gpu_graphs", t.gpu_graphs.into());
     out.some("train.peak_flops", t.peak_flops, Value::from);
 
     let o = &r.optimizer;

@@ -16,9 +16,8 @@ use crate::parallel::experts::Experts;
 use crate::parallel::{Cutting, Layout, Mesh, Ownership, zero};
 use crate::plan::memory;
 use crate::recipe::{Precision, Recipe, Recompute};
-use crate::tensor::backend::Batch;
+use crate::tensor::backend::{Backend, Batch};
 use crate::tensor::cpu::{Cpu, Packing};
-use crate::tensor::hip::Hip;
 
 /// A run's model on a backend that has taken the working memory of a step from the system. `sharing`: as in [`Step`].
 pub fn native(recipe: &Recipe, sharing: Option<(Layout, Cutting)>) -> Result<Native<Cpu>> {
@@ -34,16 +33,6 @@ fn reserved(recipe: &Recipe, packing: Packing, working_bytes: usize) -> Result<N
     Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(train.recompute) })
 }
 
-/// A run's model on a GPU of this machine.
-///
-/// # Errors
-/// When there is none, or the recipe asks for what the GPU backend does not do.
-pub fn on_gpu(recipe: &Recipe, local_rank: usize) -> Result<Native<Hip>> {
-    require_bf16(recipe.train.precision)?;
-    let backend = Hip::open(local_rank)?;
-    Ok(Native { backend, model: Model::new(recipe.model.clone()).with_recompute(recipe.train.recompute) })
-}
-
 /// The matrix units that the kernels are written for work on bf16 numbers.
 pub fn require_bf16(precision: Precision) -> Result<()> {
     match precision {
@@ -56,8 +45,8 @@ pub fn require_bf16(precision: Precision) -> Result<()> {
 const PROCESS_BYTES: usize = 48 << 20;
 
 /// A run that fits into memory.
-pub struct Fitted {
-    pub engine: Native<Cpu>,
+pub struct Fitted<B: Backend> {
+    pub engine: Native<B>,
     /// As given, but for a smaller micro-batch where that was needed.
     pub recipe: Recipe,
     /// The recipe's micro-batch, where it is no longer that.
@@ -66,32 +55,51 @@ pub struct Fitted {
 
 /// As `native`, with the micro-batch halved until a step fits into `train.memory_limit_mib` and into what the system gives. `agree`:
 /// whether it fits on all ranks, given whether it fits here.
-pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl Fn(bool) -> Result<bool>) -> Result<Fitted> {
-    let mut recipe = recipe.clone();
-    let asked = recipe.train.micro_batch;
-    loop {
-        let tried = try_fit(&recipe, sharing);
-        let fits = agree(tried.is_ok())?;
-        match tried {
-            Ok(engine) if fits => {
-                let micro = recipe.train.micro_batch;
-                let reduced_from = (micro != asked).then_some(asked);
-                if reduced_from.is_some() {
-                    tell!(
-                        "note: the micro-batch is {micro} sequences in place of {asked}, so that a step fits into memory; the global \
-                         batch stays at {} tokens",
-                        recipe.train.global_batch_tokens
-                    );
+pub fn fitting(recipe: &Recipe, sharing: Option<(Layout, Cutting)>, agree: impl Fn(bool) -> Result<bool>) -> Result<Fitted<Cpu>> {
+    Halving { recipe, what: "memory" }.until_it_fits(agree, |recipe| try_fit(recipe, sharing))
+}
+
+/// The search for a micro-batch that fits.
+pub(super) struct Halving<'a> {
+    pub recipe: &'a Recipe,
+    /// What it is to fit into, in words.
+    pub what: &'a str,
+}
+
+impl Halving<'_> {
+    /// `try_fit`: an engine that has taken the memory of a step of the recipe. `agree` as in [`fitting`].
+    pub fn until_it_fits<B: Backend>(
+        &self,
+        agree: impl Fn(bool) -> Result<bool>,
+        try_fit: impl Fn(&Recipe) -> Result<Native<B>>,
+    ) -> Result<Fitted<B>> {
+        let mut recipe = self.recipe.clone();
+        let asked = recipe.train.micro_batch;
+        loop {
+            let tried = try_fit(&recipe);
+            let fits = agree(tried.is_ok())?;
+            match tried {
+                Ok(engine) if fits => {
+                    let micro = recipe.train.micro_batch;
+                    let reduced_from = (micro != asked).then_some(asked);
+                    if reduced_from.is_some() {
+                        tell!(
+                            "note: the micro-batch is {micro} sequences in place of {asked}, so that a step fits into {}; the global \
+                             batch stays at {} tokens",
+                            self.what,
+                            recipe.train.global_batch_tokens
+                        );
+                    }
+                    return Ok(Fitted { engine, recipe, reduced_from });
                 }
-                return Ok(Fitted { engine, recipe, reduced_from });
+                // Smaller ones would change nothing.
+                Err(e) if recipe.train.sequences_at_once() == 1 => return Err(e),
+                // No room on another rank, which will say so.
+                Ok(_) if recipe.train.sequences_at_once() == 1 => {
+                    bail!("another rank has no room in {} for a micro-batch of one sequence", self.what)
+                }
+                _ => recipe.train.micro_batch /= 2,
             }
-            // Smaller ones would change nothing.
-            Err(e) if recipe.train.sequences_at_once() == 1 => return Err(e),
-            // No room on another rank, which will say so.
-            Ok(_) if recipe.train.sequences_at_once() == 1 => {
-                bail!("another rank has no memory for a micro-batch of one sequence")
-            }
-            _ => recipe.train.micro_batch /= 2,
         }
     }
 }

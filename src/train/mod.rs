@@ -7,6 +7,7 @@ pub mod config;
 pub mod context_report;
 pub mod engine;
 pub mod extend;
+pub mod gpu;
 mod guards;
 mod lock;
 mod prefetch;

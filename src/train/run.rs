@@ -17,6 +17,7 @@ use super::config::{balance_config, loader_config, source_specs};
 use super::context_report::Measure;
 use super::engine::Engine;
 use super::extend::Extend;
+use super::gpu;
 use super::guards::Guards;
 use super::lock::RunLock;
 use super::prefetch::{DataTime, Prefetch};
@@ -120,7 +121,9 @@ pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
                     Run::start(engine, &alone, &recipe, leg, options, &stop, reduced_from)?.train()
                 }
                 EngineKind::Hip => {
-                    Run::start(backend::on_gpu(&recipe, 0)?, &Alone::new(&table), &recipe, leg, options, &stop, None)?.train()
+                    let Fitted { engine, recipe, reduced_from } = gpu::fitting(&recipe, 0, None, Ok)?;
+                    let engine = gpu::Repeating::new(engine, recipe.train.gpu_graphs);
+                    Run::start(engine, &Alone::new(&table), &recipe, leg, options, &stop, reduced_from)?.train()
                 }
                 EngineKind::Candle => {
                     let engine = Candle::new(recipe.model.clone(), recipe.train.precision)?;

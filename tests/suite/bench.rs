@@ -245,7 +245,7 @@ fn what_cannot_be_measured_is_said() {
     refused(&["--case", "gemm:m=8,n=8,k=8", "--seconds", "1h"], &["--seconds", "expected seconds"]);
     refused(&["--case", "gemm:m=8,n=8,k=8", "--json", "no/such/folder/x.json"], &["no/such/folder/x.json", "cannot be written"]);
     refused(&["--recipe", "r.toml", "--set", "train.seqlen=4"], &["unknown key", "did you mean `train.seq_len`"]);
-    refused(&["--recipe", "r.toml", "--backend", "candle"], &["leave --backend out"]);
+    refused(&["--recipe", "r.toml", "--backend", "candle"], &["--backend cpu or hip"]);
 }
 
 #[test]
@@ -271,4 +271,76 @@ fn a_checkpoint_is_measured_and_nothing_of_it_stays() {
     let (output, _, err) = bench(dir.path(), &["checkpoint"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(err.contains("--recipe"), "{err}");
+}
+
+/// Products over many shapes: every shape of the grid and of the model once, rates that follow from times, and a page that stands alone.
+#[test]
+fn a_sweep_is_a_table_a_document_and_a_page() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("r.toml"), RECIPE).unwrap();
+    let args = ["gemm", "--recipe", "r.toml", "--sweep", "--largest", "64", "--plot", "p.html", "--seconds", "0", "--json", "-"];
+    let (output, out, err) = bench(dir.path(), &args);
+    assert!(output.status.success(), "{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let sweep = &report["sweep"];
+    assert_eq!((sweep["software"].as_bool(), sweep["precision"].as_str()), (Some(false), Some("f32")));
+    let points = sweep["points"].as_array().unwrap();
+    let named = points.iter().filter(|p| p["name"].is_string()).count();
+    assert_eq!((points.len(), named), (8 + 10, 10));
+    for point in points {
+        check_times(point);
+        let [m, n, k] = ["m", "n", "k"].map(|key| number(point, key));
+        assert_close(number(point, "flops"), 2.0 * m * n * k);
+        assert_close(number(point, "gflops"), 2.0 * m * n * k / number(point, "median_s") / 1e9);
+        assert_close(number(point, "flops_per_byte"), 2.0 * m * n * k / (4.0 * (m * k + n * k + m * n)));
+    }
+    let page = std::fs::read_to_string(dir.path().join("p.html")).unwrap();
+    assert_eq!((page.matches("<circle").count(), page.matches("class=\"own\"").count()), (18, 10));
+    assert!(page.contains("expert.gate_up") && !page.contains("<script") && !page.contains("src="));
+    let (refused, _, err) = bench(dir.path(), &["machine", "--sweep"]);
+    assert!(refused.status.code() == Some(2) && err.contains("--sweep is of the part `gemm`"), "{err}");
+}
+
+/// The parts that there are of a GPU, on the software GPU: they run, and no figure of it is shown as a GPU's.
+#[test]
+fn a_gpu_is_measured() {
+    if !crate::hip::has_kernels() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("r.toml"), RECIPE).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = crate::hip::on_gpu();
+        command.env("SWGPU_DEVICES", "2").args(["bench", "--backend", "hip", "--seconds", "0"]).args(args);
+        let output = command.current_dir(dir.path()).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let set = "train.precision=bf16";
+    let (code, out, table) = run(&["machine", "gemm", "collectives", "--recipe", "r.toml", "--set", set, "--json", "-"]);
+    assert_eq!(code, Some(0), "{table}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((report["gpu"]["arch"].as_str(), report["gpu"]["software"].as_bool()), (Some("gfx942"), Some(true)));
+    let patterns: Vec<&str> =
+        report["gpu"]["memory"]["patterns"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert_eq!(patterns, ["read", "write", "copy", "triad", "random, 64 bytes"]);
+    // Rules of the shape alone: the toy's are too small for any GPU.
+    let advice = report["sweep"]["advice"].to_string();
+    assert!(advice.contains("head (32 x 64 x 32)"), "{advice}");
+    let lines = report["collectives"]["lines"].as_array().unwrap();
+    assert_eq!(report["collectives"]["engine"], "rccl");
+    // Four operations, of 1 and 64 KiB, in the one group of two.
+    assert_eq!(lines.len(), 8);
+    for line in lines {
+        assert_close(number(line, "gbytes_per_s"), number(line, "bytes") / number(line, "median_s") / 1e9);
+        let received = if line["name"] == "all-reduce" { 1.0 } else { 0.5 };
+        assert_close(number(line, "bus_gbytes_per_s"), received * number(line, "gbytes_per_s"));
+    }
+    assert!(table.contains("say nothing about the speed of any GPU"), "{table}");
+    let rates = ["GB/s\n", "TFLOP/s\n"].map(|unit| table.lines().filter(|l| l.ends_with(unit.trim())).count());
+    assert_eq!(rates[0] + rates[1], 0, "a figure of the software GPU stands as a rate: {table}");
+    let (code, _, err) = run(&["step", "--recipe", "r.toml", "--set", set]);
+    assert!(code == Some(2) && err.contains("`step` is measured on the processor only"), "{err}");
+    let (code, _, err) = run(&["collectives", "--ranks", "3"]);
+    assert!(code == Some(2) && err.contains("this machine has 2"), "{err}");
 }

@@ -1,7 +1,9 @@
-//! What kernels did: launches, instructions by class, bytes. Written as JSON to `$SWGPU_COUNTERS` when the process ends.
+//! What kernels did: launches, instructions by class, bytes. Written as JSON to `$SWGPU_COUNTERS` when the process ends, or asked for
+//! (`swgpuTakeCounters`).
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, Once, PoisonError};
+use std::ffi::c_char;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::isa::instruction::{CLASS_NAMES, CLASSES, Class};
 
@@ -17,6 +19,9 @@ pub struct Counts {
     pub bytes_written: u64,
     pub lds_bytes_read: u64,
     pub lds_bytes_written: u64,
+    /// Bytes that passed the caches of the chiplets ([`crate::cache`]); counted with `SWGPU_DETAILS` alone.
+    pub memory_bytes_read: u64,
+    pub memory_bytes_written: u64,
 }
 
 impl Counts {
@@ -38,47 +43,90 @@ impl Counts {
         self.bytes_written += other.bytes_written;
         self.lds_bytes_read += other.lds_bytes_read;
         self.lds_bytes_written += other.lds_bytes_written;
+        self.memory_bytes_read += other.memory_bytes_read;
+        self.memory_bytes_written += other.memory_bytes_written;
     }
 }
 
-static TOTALS: Mutex<BTreeMap<String, Counts>> = Mutex::new(BTreeMap::new());
+/// Of one kernel: its counts, and how often each mnemonic ran (with `SWGPU_DETAILS`).
+#[derive(Clone, Debug, Default)]
+pub struct Total {
+    pub counts: Counts,
+    pub mnemonics: BTreeMap<String, u64>,
+}
+
+static TOTALS: Mutex<BTreeMap<String, Total>> = Mutex::new(BTreeMap::new());
+
+fn lock() -> MutexGuard<'static, BTreeMap<String, Total>> {
+    TOTALS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Adds one launch (or a library call, under the library's own name).
-pub fn record(kernel: &str, counts: &Counts) {
+pub fn record(kernel: &str, counts: &Counts, mnemonics: &BTreeMap<&str, u64>) {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(|| {
         // SAFETY: a plain C call; the handler takes nothing and unwinds nowhere.
         unsafe { libc::atexit(write_at_exit) };
     });
-    let mut totals = TOTALS.lock().unwrap_or_else(PoisonError::into_inner);
-    totals.entry(kernel.to_string()).or_default().add(counts);
+    let mut totals = lock();
+    let total = totals.entry(kernel.to_string()).or_default();
+    total.counts.add(counts);
+    for (mnemonic, count) in mnemonics {
+        *total.mnemonics.entry((*mnemonic).to_string()).or_insert(0) += count;
+    }
 }
 
 /// All counts so far, by kernel.
-pub fn totals() -> BTreeMap<String, Counts> {
-    TOTALS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+pub fn totals() -> BTreeMap<String, Total> {
+    lock().clone()
 }
 
-pub fn reset() {
-    TOTALS.lock().unwrap_or_else(PoisonError::into_inner).clear();
-}
-
-/// All counts as one JSON object, one kernel a line.
-pub fn json() -> String {
-    let lines: Vec<String> = totals().iter().map(|(kernel, counts)| {
-        let classes: Vec<String> = CLASS_NAMES.iter().zip(counts.instructions).map(|(name, count)| format!("\"{name}\": {count}")).collect();
-        format!(
-            "  {:?}: {{\"launches\": {}, \"workgroups\": {}, {}, \"bytes_read\": {}, \"bytes_written\": {}, \"lds_bytes_read\": {}, \"lds_bytes_written\": {}}}",
-            kernel, counts.launches, counts.workgroups, classes.join(", "), counts.bytes_read, counts.bytes_written, counts.lds_bytes_read,
-            counts.lds_bytes_written
-        )
-    }).collect();
+/// Counts as one JSON object, one kernel a line.
+pub fn json(totals: &BTreeMap<String, Total>) -> String {
+    let lines: Vec<String> = totals
+        .iter()
+        .map(|(kernel, Total { counts: c, mnemonics })| {
+            let mut fields = vec![format!("\"launches\": {}", c.launches), format!("\"workgroups\": {}", c.workgroups)];
+            fields.extend(CLASS_NAMES.iter().zip(c.instructions).map(|(name, count)| format!("\"{name}\": {count}")));
+            let bytes = [
+                ("bytes_read", c.bytes_read),
+                ("bytes_written", c.bytes_written),
+                ("lds_bytes_read", c.lds_bytes_read),
+                ("lds_bytes_written", c.lds_bytes_written),
+            ];
+            fields.extend(bytes.map(|(name, bytes)| format!("\"{name}\": {bytes}")));
+            if !mnemonics.is_empty() {
+                fields.push(format!("\"memory_bytes_read\": {}", c.memory_bytes_read));
+                fields.push(format!("\"memory_bytes_written\": {}", c.memory_bytes_written));
+                let of_each: Vec<String> = mnemonics.iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
+                fields.push(format!("\"mnemonics\": {{{}}}", of_each.join(", ")));
+            }
+            format!("  {kernel:?}: {{{}}}", fields.join(", "))
+        })
+        .collect();
     format!("{{\n{}\n}}\n", lines.join(",\n"))
+}
+
+/// Not of HIP: the counts since the last call as JSON, for a program that wants those of each launch. Writes at most `bytes` bytes to
+/// `to`, without a closing 0, and returns how many there are; where they do not fit nothing is taken.
+///
+/// # Safety
+/// `to` must have room for `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn swgpuTakeCounters(to: *mut c_char, bytes: usize) -> usize {
+    let mut totals = lock();
+    let text = json(&totals);
+    if text.len() <= bytes {
+        // SAFETY: the caller vouches for the room.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), text.len()) };
+        totals.clear();
+    }
+    text.len()
 }
 
 extern "C" fn write_at_exit() {
     if let Some(path) = std::env::var_os("SWGPU_COUNTERS")
-        && let Err(error) = std::fs::write(&path, json())
+        && let Err(error) = std::fs::write(&path, json(&totals()))
     {
         eprintln!("swgpu: cannot write the counters to {}: {error}", path.display());
     }

@@ -7,6 +7,8 @@
 
 #[allow(non_snake_case)]
 pub mod blaslt;
+pub mod cache;
+#[allow(non_snake_case)]
 pub mod counters;
 pub mod exec;
 pub mod faults;

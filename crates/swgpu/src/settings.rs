@@ -25,6 +25,8 @@ pub struct Settings {
     pub max_instructions: u64,
     /// `SWGPU_WAVE_ORDER=reverse`: waves of a workgroup run last to first between barriers. Results must not change.
     pub reverse_waves: bool,
+    /// `SWGPU_DETAILS=1`: launches also count each mnemonic, and what passes the caches of a chiplet (`cache.rs`). Slower.
+    pub details: bool,
     /// `SWGPU_TIMEOUT_S`: seconds that a collective waits for the other ranks, 60 by default.
     pub timeout_s: u64,
 }
@@ -54,6 +56,7 @@ impl Settings {
             poison,
             max_instructions: number("SWGPU_MAX_INSTRUCTIONS", 200_000_000),
             reverse_waves: std::env::var("SWGPU_WAVE_ORDER").as_deref() == Ok("reverse"),
+            details: std::env::var("SWGPU_DETAILS").as_deref() == Ok("1"),
             timeout_s: number("SWGPU_TIMEOUT_S", 60),
         }
     }

@@ -62,6 +62,7 @@ fn names(head_dim: usize) -> Result<[&'static str; 3]> {
 fn rope(hip: &Hip, shape: &CcaShape, rows: &Rows) -> Result<Arc<Buf>> {
     let span = Span::of(shape, rows.past, rows.keys());
     hip.inner.rope.get(span, || {
+        hip.about_to_keep("a table of angles")?;
         let frequencies = span.inverse_frequencies();
         let mut numbers = Vec::with_capacity(span.len * span.rotary_dim);
         for position in span.past..span.past + span.len {

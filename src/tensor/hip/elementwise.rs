@@ -64,11 +64,14 @@ impl Hip {
     pub(super) fn weight_bf16<'a>(&self, weight: &'a Buf) -> Result<As<'a>> {
         Ok(match weight.kind() {
             Kind::Bf16 => As::Same(weight),
-            Kind::F32 => As::Kept(weight.half(|| self.rounded(weight))?),
+            Kind::F32 => As::Kept(weight.half(|| {
+                self.about_to_keep("a weight's bf16 copy")?;
+                self.rounded(weight)
+            })?),
         })
     }
 
-    fn rounded(&self, x: &Buf) -> Result<Buf> {
+    pub(super) fn rounded(&self, x: &Buf) -> Result<Buf> {
         let mut y = self.bf16s(x.rows(), x.cols())?;
         launch!(self, "cast_f32_bf16", [flat(x.len())], ITEMS; x.at(), y.at_mut(), long(x.len()))?;
         Ok(y)

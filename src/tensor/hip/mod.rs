@@ -15,9 +15,11 @@ mod cca;
 mod elementwise;
 mod embedding;
 mod experts;
+mod graph;
 mod head;
 mod host;
 mod kernels;
+mod measured;
 mod muon;
 mod norm;
 mod product;
@@ -33,9 +35,12 @@ use hip_sys::{Hip as Library, Stream};
 use super::backend::*;
 use super::rope::Tables;
 use arena::Arena;
+pub use arena::ArenaUse;
 pub use buf::{Buf, Kind};
+use graph::Graphs;
 use kernels::Kernels;
 pub use kernels::architectures;
+pub use measured::{DeviceFacts, Operands, Pattern, Streams};
 use product::Products;
 pub use rows::Rows;
 
@@ -46,17 +51,26 @@ pub struct Hip {
 }
 
 struct Inner {
-    stream: Stream,
-    kernels: Kernels,
+    /// None = a backend that only plans: nothing is queued, and what comes to the host is 0.
+    device: Option<Device>,
     products: Products,
     rope: Tables<Buf>,
+    /// Declared before the arena, for graphs name addresses in it.
+    graphs: Graphs,
     arena: Arc<Arena>,
+}
+
+struct Device {
+    stream: Stream,
+    kernels: Kernels,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         // Memory goes back to the device after this: nothing may still be at work in it. An error was told by whoever waited before.
-        let _ = self.stream.synchronize();
+        if let Some(device) = &self.device {
+            let _ = device.stream.synchronize();
+        }
     }
 }
 
@@ -85,12 +99,42 @@ impl Hip {
         let stream = Stream::new(library)?;
         let arena = Arena::new(library);
         let (products, rope) = (Products::open()?, Default::default());
-        Ok(Self { inner: Arc::new(Inner { stream, kernels, products, rope, arena }) })
+        Ok(Self {
+            inner: Arc::new(Inner { device: Some(Device { stream, kernels }), products, rope, graphs: Graphs::default(), arena }),
+        })
+    }
+
+    /// A backend without a device: a step on it tells, by [`Self::arena_use`], how much memory one needs. Products are those of our own
+    /// kernels, whose parts of long sums hipBLASLt's workspace takes the place of.
+    pub fn planning() -> Self {
+        let (products, rope, arena) = (Products::own(), Default::default(), Arena::planning());
+        Self { inner: Arc::new(Inner { device: None, products, rope, graphs: Graphs::default(), arena }) }
+    }
+
+    /// Takes `bytes` of the device's memory now, in one piece.
+    ///
+    /// # Errors
+    /// When the device has not so much.
+    pub fn reserve(&self, bytes: usize) -> Result<()> {
+        self.inner.arena.reserve(bytes)
+    }
+
+    /// Bytes of the device's memory that nobody has taken.
+    ///
+    /// # Errors
+    /// When the library does not say.
+    pub fn free_bytes(&self) -> Result<usize> {
+        Ok(Library::open()?.memory_info()?.free_bytes)
+    }
+
+    /// What this backend took of the device's memory.
+    pub fn arena_use(&self) -> ArenaUse {
+        self.inner.arena.usage()
     }
 
     /// How often each kernel was launched, by name.
     pub fn launches(&self) -> Vec<(&'static str, u64)> {
-        self.inner.kernels.launches()
+        self.device().map_or_else(Vec::new, |device| device.kernels.launches())
     }
 
     /// Waits for all work.
@@ -98,11 +142,17 @@ impl Hip {
     /// # Errors
     /// When some of it failed.
     pub fn synchronize(&self) -> Result<()> {
-        Ok(self.inner.stream.synchronize()?)
+        Ok(self.device().map_or(Ok(()), |device| device.stream.synchronize())?)
     }
 
-    fn stream(&self) -> &Stream {
-        &self.inner.stream
+    /// None where this backend only plans.
+    fn device(&self) -> Option<&Device> {
+        self.inner.device.as_ref()
+    }
+
+    /// The stream that everything is queued in. None where this backend only plans.
+    fn stream(&self) -> Option<&Stream> {
+        self.device().map(|device| &device.stream)
     }
 
     /// A matrix to be written; it holds whatever was there before.

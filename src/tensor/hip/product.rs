@@ -41,6 +41,11 @@ impl Products {
     pub fn open() -> Result<Self> {
         Ok(Self { library: Library::open()?, tables: Tables::default() })
     }
+
+    /// Of our own kernels alone.
+    pub fn own() -> Self {
+        Self { library: None, tables: Tables::default() }
+    }
 }
 
 /// How the operands lie.

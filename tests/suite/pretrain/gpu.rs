@@ -4,10 +4,10 @@
 use super::*;
 use crate::hip::{has_kernels, on_gpu};
 
-const BF16: [&str; 2] = ["--set", "train.precision=bf16"];
+pub(super) const BF16: [&str; 2] = ["--set", "train.precision=bf16"];
 
 /// `pretrain` on the software GPU in place of the processor.
-fn gpu_command(lab: &Lab, run: &str, args: &[&str]) -> Command {
+pub(super) fn gpu_command(lab: &Lab, run: &str, args: &[&str]) -> Command {
     let plain = lab.command(run, args);
     let mut command = on_gpu();
     command.args(plain.get_args()).args(["--backend", "hip"]);
@@ -15,7 +15,7 @@ fn gpu_command(lab: &Lab, run: &str, args: &[&str]) -> Command {
 }
 
 /// Losses and gradient norms of a run's steps.
-fn curve(lab: &Lab, run: &str) -> Vec<[f64; 2]> {
+pub(super) fn curve(lab: &Lab, run: &str) -> Vec<[f64; 2]> {
     lab.metrics(run).iter().map(|m| ["loss", "grad_norm"].map(|key| m[key].as_f64().unwrap())).collect()
 }
 

@@ -6,6 +6,7 @@ mod damage;
 mod data;
 mod extend;
 mod gpu;
+mod gpu_memory;
 mod guards;
 mod incremental;
 mod kills;

@@ -188,6 +188,11 @@ impl Arguments {
         self
     }
 
+    /// The arguments, each in the first bytes of a cell.
+    pub fn cells(&self) -> &[u64] {
+        &self.cells[..self.count]
+    }
+
     /// A pointer to every argument, as HIP wants them.
     fn pointers(&self) -> [*mut c_void; MOST_ARGUMENTS] {
         let mut pointers = [null_mut(); MOST_ARGUMENTS];

@@ -1,5 +1,6 @@
 //! The C functions of hipBLASLt.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -315,7 +316,7 @@ pub unsafe extern "C" fn hipblasLtMatmul(
             }
             let _turn = device.running();
             match call.run() {
-                Ok(()) => counters::record("hipblasLtMatmul", &Counts { launches: 1, ..Counts::default() }),
+                Ok(()) => counters::record("hipblasLtMatmul", &Counts { launches: 1, ..Counts::default() }, &BTreeMap::new()),
                 Err(problem) => device.fail(LAUNCH_FAILURE, &problem),
             }
         }))?)

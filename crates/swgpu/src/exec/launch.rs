@@ -1,10 +1,12 @@
 //! Loading a module onto a device, and running a kernel's whole grid.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::WAVE;
-use super::step::Machine;
+use super::step::{Details, Machine};
 use super::wave::{State, Wave};
+use crate::cache::Caches;
 use crate::counters::{self, Counts};
 use crate::faults::faults;
 use crate::isa::code_object::{self, KernelInfo};
@@ -189,6 +191,9 @@ impl Launch {
             max_instructions: settings().max_instructions,
             corrupt: faults().corrupt.contains(&self.kernel.info.name),
             counts: Counts { launches: 1, ..Counts::default() },
+            details: settings()
+                .details
+                .then(|| Details { executed: vec![0; self.module.program.code.len()], caches: Caches::new() }),
         };
         let items = self.workgroup.iter().product::<u32>() as usize;
         let mut waves: Vec<Wave> = Vec::new();
@@ -204,11 +209,23 @@ impl Launch {
                     }
                     self.start_waves(&mut waves, arguments.address, kernarg.len() as u64 - 64, [x, y, z], items);
                     machine.counts.workgroups += 1;
+                    if let Some(details) = &mut machine.details {
+                        details.caches.next_workgroup();
+                    }
                     self.run_workgroup(&mut machine, &mut waves, [x, y, z])?;
                 }
             }
         }
-        counters::record(&self.kernel.info.name, &machine.counts);
+        let mut mnemonics = BTreeMap::new();
+        if let Some(details) = &mut machine.details {
+            details.caches.flush();
+            machine.counts.memory_bytes_read = details.caches.bytes_read;
+            machine.counts.memory_bytes_written = details.caches.bytes_written;
+            for (count, text) in details.executed.iter().zip(&self.module.program.listing).filter(|(count, _)| **count > 0) {
+                *mnemonics.entry(text.split(' ').next().unwrap_or_default()).or_insert(0) += count;
+            }
+        }
+        counters::record(&self.kernel.info.name, &machine.counts, &mnemonics);
         Ok(machine.counts)
     }
 

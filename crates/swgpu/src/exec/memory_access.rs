@@ -91,6 +91,7 @@ impl Machine<'_> {
         let exec = wave.exec();
         let places = addresses(wave, address);
         self.count_read(address.space, exec, bytes);
+        self.pass_caches(address.space, &places, exec, bytes, false);
         self.load_at(wave, address.space, &places, dst, bytes, signed, half, exec)
     }
 
@@ -141,6 +142,7 @@ impl Machine<'_> {
         let exec = wave.exec();
         let places = addresses(wave, address);
         self.count_write(address.space, exec, bytes);
+        self.pass_caches(address.space, &places, exec, bytes, true);
         self.store_at(wave, address.space, &places, data, bytes, half, exec)
     }
 
@@ -228,11 +230,22 @@ impl Machine<'_> {
             _ => self.readable(&mut segment, Space::Global, address, bytes)?,
         };
         self.counts.bytes_read += bytes as u64;
+        if let Some(details) = &mut self.details {
+            details.caches.access(address, bytes as u64, false);
+        }
         for word in 0..usize::from(dwords) {
             // SAFETY: all `bytes` were found in live memory just above.
             wave.scalars[usize::from(dst) + word] = unsafe { place.add(4 * word).cast::<u32>().read_unaligned() };
         }
         Ok(())
+    }
+
+    /// What an access asks of the caches, where they are watched.
+    pub fn pass_caches(&mut self, space: Space, places: &[u64; WAVE], exec: u64, bytes: u8, write: bool) {
+        let Some(details) = self.details.as_mut().filter(|_| space != Space::Lds) else { return };
+        for lane in active(exec).filter(|lane| (places[*lane] >> 32) as u32 != SHARED_APERTURE) {
+            details.caches.access(places[lane], u64::from(bytes), write);
+        }
     }
 
     pub fn count_read(&mut self, space: Space, exec: u64, bytes: u8) {

@@ -2,6 +2,7 @@
 
 use super::wave::{State, Wave};
 use super::{WAVE, carry, compare, float, integer, lanes, matrix, packed, scalar, wide};
+use crate::cache::Caches;
 use crate::counters::Counts;
 use crate::isa::decode::Program;
 use crate::isa::instruction::{Action, Condition, EXEC, Operand, Output, VCC};
@@ -20,6 +21,13 @@ pub struct Machine<'a> {
     /// Fault on purpose: every value stored to global memory is wrong.
     pub corrupt: bool,
     pub counts: Counts,
+    /// With `SWGPU_DETAILS`: how often each instruction of the program ran, and the caches that global memory is reached through.
+    pub details: Option<Details>,
+}
+
+pub struct Details {
+    pub executed: Vec<u64>,
+    pub caches: Caches,
 }
 
 impl Machine<'_> {
@@ -39,6 +47,9 @@ impl Machine<'_> {
                 ));
             }
             self.counts.instructions[instruction.class as usize] += 1;
+            if let Some(details) = &mut self.details {
+                details.executed[wave.pc as usize - 1] += 1;
+            }
             self.step(wave, &instruction.action)?;
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Allocation, copies and fills.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::PoisonError;
 
@@ -7,6 +8,7 @@ use super::copy::{Place, copy, fill};
 use super::device::{Device, current, device};
 use super::stream::stream;
 use super::{Failure, INVALID_DEVICE_POINTER, INVALID_VALUE, OUT_OF_MEMORY, Status, call, failure, give};
+use crate::counters::{self, Counts};
 use crate::faults;
 use crate::memory::{self, Allocation, Owner};
 use crate::settings::{Poison, settings};
@@ -35,6 +37,7 @@ fn allocate(device: &Device, bytes: usize) -> Result<u64, Failure> {
         unsafe { std::ptr::write_bytes(allocation.segment().data, 0xff, bytes) };
     }
     memory::register(&allocation);
+    counters::record("hipMalloc", &Counts { launches: 1, ..Counts::default() }, &BTreeMap::new());
     *used += bytes;
     Ok(allocation.address)
 }

@@ -26,6 +26,7 @@ impl Tables {
         if let Some(table) = known.get(key) {
             return Ok(table.clone());
         }
+        hip.about_to_keep("a table of addresses")?;
         let table = Arc::new(upload_plain(hip, data)?);
         if known.len() >= MOST {
             known.clear();
