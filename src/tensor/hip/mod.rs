@@ -23,6 +23,7 @@ mod norm;
 mod product;
 mod router;
 mod rows;
+mod share;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,7 +38,9 @@ pub use buf::{Buf, Kind};
 use kernels::Kernels;
 pub use kernels::architectures;
 use product::Products;
+pub use router::Routing;
 pub use rows::Rows;
+pub use share::{Routes, place_of};
 
 /// A device of this machine, ready to train. Clones are the same device and stream.
 #[derive(Clone)]
@@ -46,6 +49,7 @@ pub struct Hip {
 }
 
 struct Inner {
+    device: i32,
     stream: Stream,
     kernels: Kernels,
     products: Products,
@@ -71,6 +75,14 @@ fn library() -> Result<(&'static Library, i32)> {
     Ok((library, count))
 }
 
+/// Devices of this machine that `--backend hip` could use.
+///
+/// # Errors
+/// When there is no HIP, or no device.
+pub fn devices() -> Result<usize> {
+    library().map(|(_, count)| count as usize)
+}
+
 impl Hip {
     /// The device that a rank of this machine works on: ranks are dealt to the devices in turn. Makes it the calling thread's.
     ///
@@ -85,7 +97,7 @@ impl Hip {
         let stream = Stream::new(library)?;
         let arena = Arena::new(library);
         let (products, rope) = (Products::open()?, Default::default());
-        Ok(Self { inner: Arc::new(Inner { stream, kernels, products, rope, arena }) })
+        Ok(Self { inner: Arc::new(Inner { device, stream, kernels, products, rope, arena }) })
     }
 
     /// How often each kernel was launched, by name.

@@ -4,6 +4,7 @@ mod background;
 mod damage;
 mod extend;
 mod gpu;
+mod gpu_ranks;
 mod guards;
 mod incremental;
 mod kills;
