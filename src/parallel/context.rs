@@ -15,7 +15,7 @@ use crate::tensor::cpu::elementwise::add;
 use crate::tensor::cpu::{Buf, Cpu, Rows};
 
 /// Rows before a chunk that its first rows look at.
-const HALO: usize = 2;
+pub(super) const HALO: usize = 2;
 
 /// Which chunks a rank holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,21 +1,22 @@
 //! Buckets on their way: gradients to the ranks that own them while the backward still runs, updated weights back to all while
-//! the next forward already runs. On the host's buffers.
+//! the next forward already runs.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::background::{Background, Pending};
+use super::carrier::Carrier;
 use super::group::Group;
 use super::mesh::Mesh;
 use super::zero::{Bucket, Shared};
 use crate::model::params::ParamId;
 use crate::model::peers::{Stage, Stages};
 use crate::model::{ParamStore, ParamTable};
-use crate::tensor::cpu::Cpu;
+use crate::tensor::Backend;
 
 /// Time that a rank spent on others in a step, in place of computing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -28,48 +29,51 @@ pub struct Waits {
 }
 
 /// What is where.
-struct Flight {
+struct Flight<C: Carrier> {
     /// Buffers of the buckets, when nobody is at them.
-    buffers: Vec<Option<Vec<f32>>>,
-    gradients: Vec<Option<Pending<Vec<f32>>>>,
-    weights: Vec<Option<Pending<Vec<f32>>>>,
-    /// Weights that wait for rows: their numbers, and how many buckets still bring some.
-    arriving: HashMap<ParamId, (Vec<f32>, usize)>,
+    buffers: Vec<Option<C::Buffer>>,
+    gradients: Vec<Option<C::Pending>>,
+    weights: Vec<Option<C::Pending>>,
+    /// Weights that wait for rows, and how many buckets still bring some.
+    arriving: HashMap<ParamId, (C::Arriving, usize)>,
     waits: Waits,
 }
 
-pub struct Exchange {
+pub struct Exchange<C: Carrier> {
+    carrier: C,
     mesh: Arc<Mesh>,
-    background: Background,
     buckets: Vec<Bucket>,
     /// Width of a row, by parameter.
     cols: Vec<usize>,
     num_blocks: usize,
     /// Whether gradients that become complete are to be reduced: they are in the last micro-batch.
     reducing: Cell<bool>,
-    flight: RefCell<Flight>,
+    flight: RefCell<Flight<C>>,
 }
 
-impl Exchange {
-    pub fn new(mesh: Arc<Mesh>, table: &ParamTable, buckets: Vec<Bucket>) -> Result<Self> {
-        let n = buckets.len();
-        let none = || (0..n).map(|_| None).collect();
+impl<C: Carrier> Exchange<C> {
+    pub fn new(carrier: C, mesh: Arc<Mesh>, table: &ParamTable, buckets: Vec<Bucket>) -> Result<Self> {
+        let none = || (0..buckets.len()).map(|_| None).collect();
         let flight = Flight {
-            buffers: buckets.iter().map(|b| Some(vec![0.0; b.len()])).collect(),
+            buffers: buckets.iter().map(|b| carrier.buffer(b.len()).map(Some)).collect::<Result<_>>()?,
             gradients: none(),
-            weights: (0..n).map(|_| None).collect(),
+            weights: none(),
             arriving: HashMap::new(),
             waits: Waits::default(),
         };
         Ok(Self {
-            background: Background::start(mesh.rank)?,
+            carrier,
             mesh,
-            buckets,
             cols: table.specs.iter().map(|s| s.matrix_shape()[1]).collect(),
             num_blocks: table.blocks.len(),
+            buckets,
             reducing: Cell::new(false),
             flight: RefCell::new(flight),
         })
+    }
+
+    pub fn carrier(&self) -> &C {
+        &self.carrier
     }
 
     pub fn set_reducing(&self, reducing: bool) {
@@ -83,18 +87,15 @@ impl Exchange {
     }
 
     /// The ranks that share a bucket.
-    pub fn group(&self, bucket: &Bucket) -> Arc<Group> {
+    pub fn group(&self, bucket: &Bucket) -> &Group {
         match bucket.shared {
-            Shared::World => self.mesh.background_world.clone(),
-            Shared::ExpertData => self.mesh.background_expert_data.clone(),
+            Shared::World => &self.mesh.background_world,
+            Shared::ExpertData => &self.mesh.background_expert_data,
         }
     }
 
     /// Where each unit lies in the buffer of its bucket.
-    fn units<'a>(
-        &'a self,
-        bucket: &'a Bucket,
-    ) -> impl Iterator<Item = (ParamId, std::ops::Range<usize>, std::ops::Range<usize>)> + 'a {
+    fn units<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = (ParamId, Range<usize>, Range<usize>)> + 'a {
         let mut at = 0;
         bucket.units.iter().map(move |u| {
             let cols = self.cols[u.param];
@@ -109,85 +110,79 @@ impl Exchange {
     }
 
     /// The numbers of a bucket, as they lie in its buffer.
-    pub fn pack(&self, bucket: &Bucket, grads: &ParamStore<Cpu>) -> Vec<f32> {
-        let mut buffer = vec![0.0; bucket.len()];
-        self.pack_into(bucket, grads, &mut buffer);
-        buffer
+    pub fn pack(&self, bucket: &Bucket, grads: &ParamStore<C::B>) -> Result<C::Buffer> {
+        let mut buffer = self.carrier.buffer(bucket.len())?;
+        self.pack_into(bucket, grads, &mut buffer)?;
+        Ok(buffer)
     }
 
-    fn pack_into(&self, bucket: &Bucket, grads: &ParamStore<Cpu>, buffer: &mut [f32]) {
-        for (param, rows, at) in self.units(bucket) {
-            buffer[at].copy_from_slice(&grads[param].data()[rows]);
-        }
+    fn pack_into(&self, bucket: &Bucket, grads: &ParamStore<C::B>, buffer: &mut C::Buffer) -> Result<()> {
+        self.units(bucket).try_for_each(|(param, rows, at)| self.carrier.pack(&grads[param], rows, buffer, at.start))
     }
 
-    /// Puts the piece of a bucket that member `index` of its group owns where it belongs.
-    pub fn unpack_own(&self, bucket: &Bucket, index: usize, piece: &[f32], grads: &mut ParamStore<Cpu>) {
-        let own = &bucket.pieces[index];
-        for (param, rows, at) in self.units(bucket) {
-            if own.start <= at.start && at.end <= own.end {
-                grads[param].data_mut()[rows].copy_from_slice(&piece[at.start - own.start..at.end - own.start]);
-            }
-        }
-    }
-
-    /// Starts to reduce bucket `i`.
-    fn reduce(&self, flight: &mut Flight, i: usize, grads: &ParamStore<Cpu>) {
-        let bucket = &self.buckets[i];
-        let mut buffer = flight.buffers[i].take().expect("a bucket is reduced once a step");
-        self.pack_into(bucket, grads, &mut buffer);
-        let (group, pieces) = (self.group(bucket), bucket.pieces.clone());
-        flight.gradients[i] = Some(self.background.submit(move || {
-            group.reduce_scatter("reduce-scatter of gradients", &mut buffer, &pieces)?;
-            Ok(buffer)
-        }));
-    }
-
-    /// Waits for all gradients; the own rows of `grads` then hold their sums.
-    pub fn reduced(&self, grads: &mut ParamStore<Cpu>) -> Result<()> {
-        let mut flight = self.flight.borrow_mut();
-        let flight = &mut *flight;
-        for (i, bucket) in self.buckets.iter().enumerate() {
-            if flight.gradients[i].is_none() && flight.buffers[i].is_some() {
-                self.reduce(flight, i, grads);
-            }
-            let begun = Instant::now();
-            let pending = flight.gradients[i].take().expect("every bucket is on its way");
-            let buffer = pending.wait()?;
-            flight.waits.gradients += begun.elapsed();
-            let index = self.group(bucket).index();
-            self.unpack_own(bucket, index, &buffer[bucket.pieces[index].clone()], grads);
-            flight.buffers[i] = Some(buffer);
+    /// Puts the piece of a bucket that this rank owns where it belongs. Of the buffer it begins at `from`.
+    pub fn unpack_own(&self, bucket: &Bucket, buffer: &C::Buffer, from: usize, grads: &mut ParamStore<C::B>) -> Result<()> {
+        let own = &bucket.pieces[self.group(bucket).index()];
+        for (param, rows, at) in self.units(bucket).filter(|(_, _, at)| is_in(at, own)) {
+            let at = at.start - own.start + from..at.end - own.start + from;
+            self.carrier.unpack(buffer, at, &mut grads[param], rows.start)?;
         }
         Ok(())
     }
 
+    /// Starts to reduce bucket `i`.
+    fn reduce(&self, flight: &mut Flight<C>, i: usize, grads: &ParamStore<C::B>) -> Result<()> {
+        let bucket = &self.buckets[i];
+        let mut buffer = flight.buffers[i].take().expect("a bucket is reduced once a step");
+        self.pack_into(bucket, grads, &mut buffer)?;
+        flight.gradients[i] = Some(self.carrier.reduce(bucket, buffer)?);
+        Ok(())
+    }
+
+    /// Waits for all gradients; the own rows of `grads` then hold their sums.
+    pub fn reduced(&self, grads: &mut ParamStore<C::B>) -> Result<()> {
+        let mut flight = self.flight.borrow_mut();
+        let flight = &mut *flight;
+        for (i, bucket) in self.buckets.iter().enumerate() {
+            if flight.gradients[i].is_none() && flight.buffers[i].is_some() {
+                self.reduce(flight, i, grads)?;
+            }
+            let begun = Instant::now();
+            let pending = flight.gradients[i].take().expect("every bucket is on its way");
+            let buffer = self.carrier.wait(pending)?;
+            flight.waits.gradients += begun.elapsed();
+            let own = bucket.pieces[self.group(bucket).index()].start;
+            self.unpack_own(bucket, &buffer, own, grads)?;
+            flight.buffers[i] = Some(buffer);
+        }
+        let begun = Instant::now();
+        self.carrier.settle()?;
+        flight.waits.gradients += begun.elapsed();
+        Ok(())
+    }
+
     /// Starts to gather all weights, those that the forward needs first first.
-    pub fn updated(&self, params: &mut ParamStore<Cpu>) -> Result<()> {
+    pub fn updated(&self, params: &mut ParamStore<C::B>) -> Result<()> {
         let mut flight = self.flight.borrow_mut();
         let flight = &mut *flight;
         for (i, bucket) in self.buckets.iter().enumerate().rev() {
             let mut buffer = flight.buffers[i].take().expect("weights are gathered once a step");
-            let group = self.group(bucket);
-            let own = bucket.pieces[group.index()].clone();
+            let own = &bucket.pieces[self.group(bucket).index()];
             for (param, rows, at) in self.units(bucket) {
-                let (weights, missing) = flight.arriving.entry(param).or_insert_with(|| (params[param].take(), 0));
+                let (arriving, missing) =
+                    flight.arriving.entry(param).or_insert_with(|| (self.carrier.open(&mut params[param]), 0));
                 *missing += 1;
-                if own.start <= at.start && at.end <= own.end {
-                    buffer[at].copy_from_slice(&weights[rows]);
+                if is_in(&at, own) {
+                    self.carrier.pack_open(&params[param], arriving, rows, &mut buffer, at.start)?;
                 }
             }
-            let pieces = bucket.pieces.clone();
-            flight.weights[i] = Some(self.background.submit(move || {
-                group.all_gather("all-gather of weights", &mut buffer, &pieces)?;
-                Ok(buffer)
-            }));
+            flight.weights[i] = Some(self.carrier.gather(bucket, buffer)?);
         }
         Ok(())
     }
 
     /// Waits for the weights of the buckets of stage `from_stage` and of those after it, which the forward reads earlier.
-    fn arrived(&self, from_stage: usize, params: &ParamStore<Cpu>) -> Result<()> {
+    fn arrived(&self, from_stage: usize, params: &ParamStore<C::B>) -> Result<()> {
         let mut flight = self.flight.borrow_mut();
         let flight = &mut *flight;
         for (i, bucket) in self.buckets.iter().enumerate().rev() {
@@ -196,16 +191,20 @@ impl Exchange {
             }
             let Some(pending) = flight.weights[i].take() else { continue };
             let begun = Instant::now();
-            let buffer = pending.wait()?;
+            let buffer = self.carrier.wait(pending)?;
             flight.waits.weights += begun.elapsed();
+            let own = &bucket.pieces[self.group(bucket).index()];
             for (param, rows, at) in self.units(bucket) {
-                let (weights, missing) = flight.arriving.get_mut(&param).expect("weights on their way");
-                weights[rows].copy_from_slice(&buffer[at]);
+                let (arriving, missing) = flight.arriving.get_mut(&param).expect("weights on their way");
+                // The own ones are what was sent.
+                if !is_in(&at, own) {
+                    self.carrier.arrive(&buffer, at, &params[param], arriving, rows.start)?;
+                }
                 *missing -= 1;
                 if *missing == 0
-                    && let Some((weights, _)) = flight.arriving.remove(&param)
+                    && let Some((arriving, _)) = flight.arriving.remove(&param)
                 {
-                    params[param].put(weights);
+                    self.carrier.close(&params[param], arriving);
                 }
             }
             flight.buffers[i] = Some(buffer);
@@ -213,13 +212,19 @@ impl Exchange {
         Ok(())
     }
 
-    pub fn settle(&self, params: &ParamStore<Cpu>) -> Result<()> {
-        self.arrived(0, params)
+    pub fn settle(&self, params: &ParamStore<C::B>) -> Result<()> {
+        self.arrived(0, params)?;
+        self.carrier.settle()
     }
 }
 
-impl Stages<Cpu> for Exchange {
-    fn reach(&self, stage: Stage, params: &ParamStore<Cpu>, grads: Option<&ParamStore<Cpu>>) -> Result<()> {
+/// Whether a unit's numbers lie in a piece.
+fn is_in(at: &Range<usize>, piece: &Range<usize>) -> bool {
+    piece.start <= at.start && at.end <= piece.end
+}
+
+impl<B: Backend, C: Carrier<B = B>> Stages<B> for Exchange<C> {
+    fn reach(&self, stage: Stage, params: &ParamStore<B>, grads: Option<&ParamStore<B>>) -> Result<()> {
         let (layer, phase) = match stage {
             Stage::Enter | Stage::Head => (None, "forward"),
             Stage::Forward(block) => (Some(block), "forward"),
@@ -242,7 +247,7 @@ impl Stages<Cpu> for Exchange {
         let mut flight = self.flight.borrow_mut();
         for (i, bucket) in self.buckets.iter().enumerate() {
             if bucket.stage <= done && flight.gradients[i].is_none() && flight.buffers[i].is_some() {
-                self.reduce(&mut flight, i, grads);
+                self.reduce(&mut flight, i, grads)?;
             }
         }
         Ok(())

@@ -6,15 +6,18 @@
 
 pub mod background;
 pub mod bucket;
+pub mod carrier;
 pub mod context;
 pub mod exchange;
 pub mod experts;
 pub mod forest;
 pub mod group;
+mod head;
 pub mod launch;
 pub mod mesh;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod rccl;
 pub mod sharing;
 pub mod threads;
 pub mod together;

@@ -3,12 +3,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `raw` | the few calls of MPI that are needed |
-//! | `head` | what two ranks tell each other before data moves |
 //! | `trip` | one exchange: requests, waiting, disagreement, time running out |
 //! | `alarm` | how a failure reaches all ranks and ends them |
 
 mod alarm;
-mod head;
 mod raw;
 mod trip;
 
@@ -132,6 +130,10 @@ impl Transport for MpiRank {
 
     fn leave(&self) {
         self.alarm.leave();
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.alarm.listen().map(|e| e.to_string())
     }
 }
 

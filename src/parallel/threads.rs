@@ -39,6 +39,8 @@ enum Ticket {
 struct Rank {
     /// The operation it is in, by channel, or was in last.
     last: HashMap<Channel, (Op, bool)>,
+    /// By group: the operation that it has queued last on its device.
+    queued: HashMap<&'static str, Op>,
     /// Whom it waits for, by channel.
     waits_for: HashMap<Channel, Vec<usize>>,
     left: bool,
@@ -293,6 +295,25 @@ impl Transport for ThreadRank {
     fn leave(&self) {
         self.hub.lock().ranks[self.rank].left = true;
         self.hub.changed.notify_all();
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.hub.lock().failure.clone()
+    }
+
+    fn queued(&self, op: &Op) {
+        self.hub.lock().ranks[self.rank].queued.insert(op.group, *op);
+    }
+
+    fn missing_from(&self, op: &Op, members: &[usize]) -> Option<Vec<String>> {
+        let state = self.hub.lock();
+        let is_late = |rank: &usize| state.ranks[*rank].queued.get(op.group).is_none_or(|last| last.sequence < op.sequence);
+        let where_is = |rank: usize| match state.ranks[rank].queued.get(op.group) {
+            _ if state.ranks[rank].left => format!("rank {rank} has ended"),
+            Some(last) => format!("rank {rank} was last in {last}"),
+            None => format!("rank {rank} has not begun any operation of that group"),
+        };
+        Some(members.iter().copied().filter(is_late).map(where_is).collect())
     }
 }
 

@@ -1,4 +1,4 @@
-//! A rank of several, on the host's buffers: all of a mesh's parts put together.
+//! A rank of several: all of a mesh's parts put together.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
+use super::carrier::{Carrier, OnHost};
 use super::context::{Context, Cutting};
 use super::exchange::{Exchange, Waits};
-use super::experts::Experts;
+use super::experts::{Experts, Leaves};
 use super::forest::{self, Forest};
 use super::group::even_pieces;
 use super::mesh::{Layout, Mesh};
@@ -17,54 +18,79 @@ use super::zero::{self, Ownership, Shared};
 use crate::error::bad_input;
 use crate::model::peers::{ContextPeers, ExpertPeers, Peers};
 use crate::model::{ModelConfig, ParamStore, ParamTable};
+use crate::tensor::Backend;
 use crate::tensor::backend::Batch;
 use crate::tensor::cpu::Cpu;
 
-pub struct Together {
+/// On the host's memory unless the carrier of buckets is another one.
+pub struct Together<C: Carrier = OnHost> {
     mesh: Arc<Mesh>,
     cutting: Cutting,
-    context: Option<Context>,
-    experts: Option<Experts>,
+    context: Option<Box<dyn ContextPeers<C::B>>>,
+    experts: Option<Box<dyn Leaves<C::B>>>,
     ownership: Ownership,
-    exchange: Exchange,
+    exchange: Exchange<C>,
     table: ParamTable,
-    by_sequence: Option<BySequence>,
+    by_sequence: Option<BySequence<C::B>>,
+}
+
+/// The ranks that hold the other chunks, and the other experts, where there are such.
+pub struct Others<B: Backend> {
+    pub context: Option<Box<dyn ContextPeers<B>>>,
+    pub experts: Option<Box<dyn Leaves<B>>>,
 }
 
 /// Sums over sequences: what this rank has of the tree, of what all ranks share and of its experts' gradients.
-struct BySequence {
+struct BySequence<B: Backend> {
     /// Of a global batch.
     sequences: usize,
-    world: RefCell<Forest<ParamStore<Cpu>>>,
-    experts: RefCell<Forest<ParamStore<Cpu>>>,
+    world: RefCell<Forest<ParamStore<B>>>,
+    experts: RefCell<Forest<ParamStore<B>>>,
 }
 
 impl Together {
     pub fn new(mesh: Arc<Mesh>, model: &ModelConfig, cutting: Cutting, bucket_bytes: usize) -> Result<Self> {
+        let layout = mesh.layout;
+        let others = Others {
+            context: (layout.cp > 1).then(|| Box::new(Context::new(mesh.clone(), cutting)) as Box<dyn ContextPeers<Cpu>>),
+            experts: (layout.ep > 1).then(|| Box::new(Experts::new(mesh.clone(), model.num_experts)) as Box<dyn Leaves<Cpu>>),
+        };
+        Self::over(OnHost::new(mesh.clone())?, others, mesh, model, cutting, bucket_bytes)
+    }
+}
+
+impl<C: Carrier> Together<C> {
+    /// With buckets that `carrier` moves.
+    pub fn over(
+        carrier: C,
+        Others { context, experts }: Others<C::B>,
+        mesh: Arc<Mesh>,
+        model: &ModelConfig,
+        cutting: Cutting,
+        bucket_bytes: usize,
+    ) -> Result<Self> {
         let table = ParamTable::new(model);
         let (buckets, ownership) = zero::plan(&table, mesh.layout, model.num_experts, mesh.rank, bucket_bytes);
-        let layout = mesh.layout;
-        Ok(Self {
-            context: (layout.cp > 1).then(|| Context::new(mesh.clone(), cutting)),
-            experts: (layout.ep > 1).then(|| Experts::new(mesh.clone(), model.num_experts)),
-            exchange: Exchange::new(mesh.clone(), &table, buckets)?,
-            ownership,
-            cutting,
-            table,
-            by_sequence: None,
-            mesh,
-        })
+        let exchange = Exchange::new(carrier, mesh.clone(), &table, buckets)?;
+        Ok(Self { context, experts, exchange, ownership, cutting, table, by_sequence: None, mesh })
     }
 
     /// Sums gradients over a tree whose leaves are the `sequences` of a global batch: the same bits in every layout.
     ///
     /// # Errors
     /// With context parallelism, which sums inside of sequences.
-    pub fn by_sequence(mut self, backend: &Cpu, sequences: usize) -> Result<Self> {
+    pub fn by_sequence(mut self, backend: &C::B, sequences: usize) -> Result<Self> {
         refuse_cut_sequences(self.mesh.layout)?;
-        self.experts = self.experts.map(|e| e.apart(backend, &self.table)).transpose()?;
+        if let Some(experts) = &mut self.experts {
+            experts.keep_apart(backend, &self.table)?;
+        }
         self.by_sequence = Some(BySequence { sequences, world: RefCell::default(), experts: RefCell::default() });
         Ok(self)
+    }
+
+    /// All work is done: parts from the other ranks in order.
+    pub fn finish(&self) {
+        self.exchange.carrier().finish();
     }
 
     /// Sequences that a rank brings to the sums of its kind of bucket.
@@ -80,7 +106,7 @@ impl Together {
     }
 
     /// Sums of the trees that the ranks have parts of.
-    fn reduce_trees(&self, by: &BySequence, grads: &mut ParamStore<Cpu>) -> Result<()> {
+    fn reduce_trees(&self, by: &BySequence<C::B>, grads: &mut ParamStore<C::B>) -> Result<()> {
         let (world, experts) = (by.world.take(), by.experts.take());
         for bucket in self.exchange.buckets() {
             let group = self.exchange.group(bucket);
@@ -90,11 +116,11 @@ impl Together {
             };
             let of_member = |m: &usize| forest::starts(self.sequences_of(*m, by.sequences, bucket.shared).into_iter());
             let starts: Vec<Vec<usize>> = group.members().iter().map(of_member).collect();
-            let nodes: Vec<(usize, Vec<f32>)> = forest.nodes().map(|(s, g)| (s, self.exchange.pack(bucket, g))).collect();
-            let sum = group.reduce_tree("tree of gradients", &nodes, &starts, &bucket.pieces)?;
-            self.exchange.unpack_own(bucket, group.index(), &sum, grads);
+            let nodes = forest.nodes().map(|(s, g)| Ok((s, self.exchange.pack(bucket, g)?))).collect::<Result<_>>()?;
+            let sum = self.exchange.carrier().reduce_tree(bucket, nodes, &starts)?;
+            self.exchange.unpack_own(bucket, &sum, 0, grads)?;
         }
-        Ok(())
+        self.exchange.carrier().settle()
     }
 }
 
@@ -109,7 +135,7 @@ pub fn refuse_cut_sequences(layout: Layout) -> Result<()> {
     Ok(())
 }
 
-impl Sharing<Cpu> for Together {
+impl<B: Backend, C: Carrier<B = B>> Sharing<B> for Together<C> {
     fn mesh(&self) -> Option<&Mesh> {
         Some(&self.mesh)
     }
@@ -125,24 +151,24 @@ impl Sharing<Cpu> for Together {
         }
     }
 
-    fn peers(&self) -> Peers<'_, Cpu> {
+    fn peers(&self) -> Peers<'_, B> {
         self.exchange.set_reducing(false);
         Peers {
-            context: self.context.as_ref().map(|c| c as &dyn ContextPeers<Cpu>),
-            experts: self.experts.as_ref().map(|e| e as &dyn ExpertPeers<Cpu>),
+            context: self.context.as_deref(),
+            experts: self.experts.as_deref().map(|e| e as &dyn ExpertPeers<B>),
             stages: Some(&self.exchange),
         }
     }
 
-    fn last_peers(&self) -> Peers<'_, Cpu> {
+    fn last_peers(&self) -> Peers<'_, B> {
         let peers = self.peers();
         self.exchange.set_reducing(self.by_sequence.is_none());
         peers
     }
 
-    fn leaf(&self, backend: &Cpu, nth: usize, sequence: Option<usize>, grads: &mut ParamStore<Cpu>) -> Result<()> {
+    fn leaf(&self, backend: &B, nth: usize, sequence: Option<usize>, grads: &mut ParamStore<B>) -> Result<()> {
         let Some(by) = &self.by_sequence else { return Ok(()) };
-        let add = |a: &mut ParamStore<Cpu>, b: ParamStore<Cpu>| a.add_assign(backend, &b);
+        let add = |a: &mut ParamStore<B>, b: ParamStore<B>| a.add_assign(backend, &b);
         if let Some(sequence) = sequence {
             let leaf = std::mem::replace(grads, grads.zeros_like(backend)?);
             by.world.borrow_mut().push(sequence, leaf, add)?;
@@ -159,14 +185,14 @@ impl Sharing<Cpu> for Together {
         Ok(())
     }
 
-    fn reduced(&self, _: &Cpu, grads: &mut ParamStore<Cpu>) -> Result<()> {
+    fn reduced(&self, _: &B, grads: &mut ParamStore<B>) -> Result<()> {
         match &self.by_sequence {
             Some(by) => self.reduce_trees(by, grads),
             None => self.exchange.reduced(grads),
         }
     }
 
-    fn updated(&self, params: &mut ParamStore<Cpu>) -> Result<()> {
+    fn updated(&self, params: &mut ParamStore<B>) -> Result<()> {
         self.exchange.updated(params)
     }
 
@@ -174,7 +200,7 @@ impl Sharing<Cpu> for Together {
         Some(self.exchange.take_waits())
     }
 
-    fn settle(&self, params: &ParamStore<Cpu>) -> Result<()> {
+    fn settle(&self, params: &ParamStore<B>) -> Result<()> {
         self.exchange.settle(params)
     }
 }

@@ -101,6 +101,17 @@ pub trait Transport: Send + Sync {
 
     /// This rank has nothing more to say; whoever waits for it is told.
     fn leave(&self);
+
+    /// The failure that is known here, of this rank or another.
+    fn failure(&self) -> Option<String>;
+
+    /// This rank has queued an operation on its device: it travels beside this engine, which is told for messages alone.
+    fn queued(&self, _: &Op) {}
+
+    /// Of the members of an operation's group, those that have not queued it, and where they are. None: this engine does not know.
+    fn missing_from(&self, _: &Op, _members: &[usize]) -> Option<Vec<String>> {
+        None
+    }
 }
 
 /// Another rank's failure, as seen by a rank that was fine itself.

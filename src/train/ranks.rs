@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-use super::backend::{self, Fitted};
+use super::backend::{self, Fitted, require_bf16};
 use super::run::{EngineKind, Options, Run};
 use super::stages;
 use super::step::{StepConfig, agree};
@@ -15,16 +15,18 @@ use super::stop::{Outcome, Stop};
 use crate::error::{BadInput, bad_input, panic_text};
 use crate::failpoint;
 use crate::parallel::bucket;
-#[cfg(feature = "mpi")]
+use crate::parallel::carrier::Carrier;
 use crate::parallel::launch::{self, Launch};
 #[cfg(feature = "mpi")]
 use crate::parallel::mpi::MpiRank;
+use crate::parallel::rccl::{self, RcclRank};
 use crate::parallel::threads::Hub;
 use crate::parallel::together::refuse_cut_sequences;
 use crate::parallel::{Channel, Comm, Cut, Cutting, Group, Layout, Mesh, PeerFailed, Stages, Together, Transport};
 use crate::print::set_silent;
 use crate::recipe::{Collectives, CpChunks, Deterministic, PartialNodes, Recipe};
 use crate::tensor::cpu::par;
+use crate::tensor::hip;
 use crate::tensor::trace;
 
 /// How long ranks may take to notice that another one has failed, before the process ends without them.
@@ -130,6 +132,11 @@ pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outc
     refuse_alone(options)?;
     let ranks = options.ranks;
     check_layouts(recipe, ranks)?;
+    let on_gpus = options.engine == EngineKind::Hip;
+    if on_gpus {
+        require_bf16(recipe.train.precision)?;
+        require_devices(ranks)?;
+    }
     let node = ranks_per_node(recipe, ranks, None)?;
     let threads = threads_of_rank(recipe, ranks);
     let (done, outcomes) = channel();
@@ -139,8 +146,11 @@ pub fn on_threads(recipe: &Recipe, options: &Options, stop: Stop) -> Result<Outc
         // The threads may outlive this call when one of them hangs, so they own what they use.
         let (recipe, options, stop, done) = (recipe.clone(), options.clone(), stop.clone(), done.clone());
         let body = move || {
+            if on_gpus {
+                stay_near(rank);
+            }
             let pool = par::pool_named(Some(threads), format!("rank {rank}"));
-            let run = || pool.and_then(|pool| pool.install(|| train(&recipe, &options, &stop, comm.clone())));
+            let run = || pool.and_then(|pool| pool.install(|| train(&recipe, &options, &stop, comm.clone(), rank)));
             let outcome = guarded(comm.transport.as_ref(), run);
             // Nobody listens any more when another rank has failed long ago.
             let _ = done.send((rank, outcome));
@@ -190,14 +200,61 @@ pub fn on_mpi(recipe: &Recipe, options: &Options, stop: Stop, launch: Launch) ->
     let rank: Arc<dyn Transport> = Arc::new(transport);
     let comm = Comm::new(rank.clone(), stages(recipe, node));
     let pool = par::pool(Some(threads));
-    guarded(&*rank, || pool.and_then(|pool| pool.install(|| train(recipe, options, &stop, comm))))
+    guarded(&*rank, || pool.and_then(|pool| pool.install(|| train(recipe, options, &stop, comm, launch.local_rank.unwrap_or(0)))))
+}
+
+/// Trains as one of the processes that a launcher started, each with a GPU of its own.
+pub fn on_gpus(recipe: &Recipe, options: &Options, stop: Stop, launch: Launch) -> Result<Outcome> {
+    // What is impossible is refused before any rank waits for another.
+    check_layouts(recipe, launch.world)?;
+    require_bf16(recipe.train.precision)?;
+    let of_node = launch::ranks_per_node(&launch);
+    let node = ranks_per_node(recipe, launch.world, of_node)?;
+    let local_rank = match launch.local_rank {
+        Some(local_rank) => local_rank,
+        None => {
+            return Err(bad_input(format!(
+                "{} has not said which of its node's processes this is, so which GPU it is to use is not known: set LOCAL_RANK",
+                launch.by
+            )));
+        }
+    };
+    // A launcher may show each process its own device alone.
+    if hip::devices()? > 1 {
+        require_devices(local_rank + 1)?;
+    }
+    let address = rccl::address(|name| std::env::var(name).ok(), &launch)?;
+    stay_near(local_rank);
+    let (library, device, _) = hip::place_of(local_rank)?;
+    let threads = threads_of_rank(recipe, of_node.unwrap_or(launch.world));
+    let rank: Arc<dyn Transport> = Arc::new(RcclRank::start(&launch, library, device, &address, recipe.parallel.timeout)?);
+    let comm = Comm::new(rank.clone(), stages(recipe, node));
+    let pool = par::pool(Some(threads));
+    guarded(&*rank, || pool.and_then(|pool| pool.install(|| train(recipe, options, &stop, comm, local_rank))))
+}
+
+/// Refuses ranks that would share a GPU: RCCL does not connect them.
+fn require_devices(ranks: usize) -> Result<()> {
+    let devices = hip::devices()?;
+    if ranks > devices {
+        return Err(bad_input(format!(
+            "{ranks} ranks on this machine want a GPU each, and HIP finds {devices}: start at most {devices} ranks here"
+        )));
+    }
+    Ok(())
+}
+
+/// Keeps this thread, and those that it starts, near the rank's device, where the system tells which processors that are.
+fn stay_near(local_rank: usize) {
+    if let Ok((_, _, Some(place))) = hip::place_of(local_rank) {
+        rccl::bind_near(&place);
+    }
 }
 
 fn refuse_alone(options: &Options) -> Result<()> {
     match options.engine {
         EngineKind::Candle => Err(bad_input("--backend candle trains on one rank: start one process, without --ranks")),
-        EngineKind::Hip => Err(bad_input("--backend hip trains on one rank: start one process, without --ranks")),
-        EngineKind::Cpu => Ok(()),
+        EngineKind::Hip | EngineKind::Cpu => Ok(()),
     }
 }
 
@@ -214,7 +271,7 @@ fn guarded(transport: &dyn Transport, run: impl FnOnce() -> Result<Outcome>) -> 
 }
 
 /// One rank, from start to end, in its own pool of threads.
-fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>) -> Result<Outcome> {
+fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>, local_rank: usize) -> Result<Outcome> {
     let rank = comm.transport.rank();
     let ranks = comm.transport.world();
     set_silent(rank > 0);
@@ -234,7 +291,11 @@ fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>) -> Re
         let bucket_bytes = match sized {
             Some(bytes) => bytes,
             None => {
-                let (bytes, found) = bucket_bytes(&recipe, &mesh)?;
+                let (bytes, found) = match options.engine {
+                    // What is measured is how messages of the host travel.
+                    EngineKind::Hip => ((recipe.parallel.bucket_mib.unwrap_or(bucket::DEFAULT_MIB) << 20) as usize, None),
+                    _ => bucket_bytes(&recipe, &mesh)?,
+                };
                 if let Some(found) = &found {
                     tell!("{}", found.sentence(ranks));
                 }
@@ -242,12 +303,31 @@ fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>) -> Re
                 *sized.insert(bytes)
             }
         };
-        let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
-        let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, Some((layout, cutting)), fits)?;
-        let mut together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
-        if let Some(sequences) = StepConfig::of(&recipe).by_sequence {
-            together = together.by_sequence(&engine.backend, sequences)?;
+        match options.engine {
+            EngineKind::Hip => {
+                let engine = backend::on_gpu(&recipe, local_rank)?;
+                let together =
+                    rccl::together(&engine.backend, mesh, &recipe.model, cutting, bucket_bytes, recipe.parallel.timeout)?;
+                let together = in_order(together, &engine.backend, &recipe)?;
+                let ended = Run::start(engine, &together, &recipe, leg, options, stop, None)?.train()?;
+                together.finish();
+                Ok(ended)
+            }
+            EngineKind::Cpu | EngineKind::Candle => {
+                let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
+                let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, Some((layout, cutting)), fits)?;
+                let together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
+                let together = in_order(together, &engine.backend, &recipe)?;
+                Run::start(engine, &together, &recipe, leg, options, stop, reduced_from)?.train()
+            }
         }
-        Run::start(engine, &together, &recipe, leg, options, stop, reduced_from)?.train()
     })
+}
+
+/// With sums over sequences, where the recipe asks for these.
+fn in_order<C: Carrier>(together: Together<C>, backend: &C::B, recipe: &Recipe) -> Result<Together<C>> {
+    match StepConfig::of(recipe).by_sequence {
+        Some(sequences) => together.by_sequence(backend, sequences),
+        None => Ok(together),
+    }
 }

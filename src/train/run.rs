@@ -95,13 +95,17 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 pub fn run(recipe: &Recipe, options: &Options) -> Result<Outcome> {
     let variable = |name: &str| std::env::var(name).ok();
     let launch = launch::detect(variable)?;
-    if !cfg!(feature = "mpi") || options.ranks > 1 {
+    let on_gpus = options.engine == EngineKind::Hip;
+    if options.ranks > 1 || !(cfg!(feature = "mpi") || on_gpus) {
         launch::refuse_many_ranks(variable, launch::Alone::Build)?;
     }
     // Of processes, too, one speaks for all.
     set_silent(launch.is_some_and(|l| l.rank > 0));
     // First of all, so that a signal while data and weights are read is also one that saves and ends.
     let stop = Stop::install(options.time_limit.or(recipe.run.time_limit))?;
+    if let Some(launch) = launch.filter(|_| on_gpus) {
+        return ranks::on_gpus(recipe, options, stop, launch);
+    }
     #[cfg(feature = "mpi")]
     if let Some(launch) = launch {
         return ranks::on_mpi(recipe, options, stop, launch);

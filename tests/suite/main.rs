@@ -18,6 +18,7 @@ mod handle_backend;
 mod hf;
 mod hip;
 mod hip_products;
+mod hip_ranks;
 mod layers_vs_autograd;
 mod parallel;
 mod pretrain;

@@ -85,6 +85,27 @@ impl Communicator {
         self.check("ncclAllReduce", result, || format!("{op:?} of {count} {kind:?}"))
     }
 
+    /// As [`Communicator::all_reduce`], but only rank `root` receives it; elsewhere `receive` is not touched.
+    ///
+    /// # Errors
+    /// The library refuses, or earlier work has failed.
+    #[expect(clippy::too_many_arguments, reason = "RCCL's own")]
+    pub unsafe fn reduce(
+        &self,
+        send: *const c_void,
+        receive: *mut c_void,
+        count: usize,
+        kind: DataType,
+        op: Op,
+        root: i32,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let function = self.rccl().functions().ncclReduce;
+        // SAFETY: the handles are good, and the caller vouches for the memory.
+        let result = unsafe { function(send, receive, count, kind.raw(), op.raw(), root, self.raw(), stream.raw()) };
+        self.check("ncclReduce", result, || format!("{op:?} of {count} {kind:?} for rank {root}"))
+    }
+
     /// As [`Communicator::all_reduce`] of `count * ranks` elements, of which rank `r` receives the `r`th `count`. In place if
     /// `receive` is that part of `send`.
     ///

@@ -47,6 +47,7 @@ fn call() -> Result<(), Error> {
     unsafe {
         comm.all_reduce(text(c"A"), text(c"B"), 5, DataType::Bf16, Op::Average, &stream)?;
         comm.reduce_scatter(text(c"A"), text(c"B"), 6, DataType::F32, Op::Max, &stream)?;
+        comm.reduce(text(c"A"), text(c"B"), 4, DataType::F32, Op::Sum, 1, &stream)?;
         comm.broadcast(text(c"A"), text(c"B"), 7, DataType::U8, 1, &stream)?;
         rccl.group(|| comm.send(text(c"A"), 8, DataType::I64, 1, &stream))?;
         comm.all_gather(text(c"A"), text(c"B"), 9, DataType::I32, &stream)
@@ -123,6 +124,7 @@ fn calls_reach_the_library_and_its_errors_come_back_with_name_and_text() {
             "configured 96 cafebeef 23004 blocking 0 others 1, last of id 227",
             "all-reduce 5 of type 9 by 4 from A to B on a stream",
             "reduce-scatter 6 of type 7 by 2",
+            "reduce 4 of type 7 by 0 for 1",
             "broadcast 7 of type 1 from 1",
             "group",
             "send 8 of type 4 to 1: A",

@@ -5,6 +5,7 @@
 //! | `corrupt=NAME` | every value (first dword of a vector) that kernel NAME stores to global memory has one bit flipped |
 //! | `oom=N` | the N-th device allocation (1 = first) fails with hipErrorOutOfMemory |
 //! | `delay=RANK:MS` | rank RANK sleeps MS milliseconds before every collective |
+//! | `hang=RANK:N` | rank RANK never comes out of its N-th collective (1 = first), until its communicator is aborted |
 //! | `kill=RANK:N` | rank RANK ends its process with status 9 at its N-th collective (1 = first) |
 //! | `remote=RANK:N` | rank RANK sees ncclRemoteError from its N-th collective on, and takes no part any more |
 
@@ -16,6 +17,7 @@ pub struct Faults {
     pub corrupt: Vec<String>,
     pub oom: Option<u64>,
     pub delay: Option<(usize, u64)>,
+    pub hang: Option<(usize, u64)>,
     pub kill: Option<(usize, u64)>,
     pub remote: Option<(usize, u64)>,
 }
@@ -34,6 +36,7 @@ impl Faults {
                 "corrupt" => faults.corrupt.push(value.to_string()),
                 "oom" => faults.oom = Some(value.parse().map_err(|_| wrong())?),
                 "delay" => faults.delay = Some(pair().ok_or_else(wrong)?),
+                "hang" => faults.hang = Some(pair().ok_or_else(wrong)?),
                 "kill" => faults.kill = Some(pair().ok_or_else(wrong)?),
                 "remote" => faults.remote = Some(pair().ok_or_else(wrong)?),
                 _ => return Err(wrong()),

@@ -110,6 +110,14 @@ fn reductions() {
         rank.wait();
         let first = 600 + 4 * 2 * rank.number as i32;
         assert_eq!(download::<i32>(target, 2), [first, first + 4]);
+        // Elsewhere than at its root a reduction writes nothing.
+        let place = upload(&[rank.number as i32, 5]);
+        ok(c_call!(fn ncclReduce(
+            source: *const c_void = place.cast_const(), target: Handle = place, count: usize = 2, element: c_int = I32, reduction: c_int = SUM,
+            root: c_int = 3, communicator: Handle = rank.communicator, stream: Handle = rank.queue,
+        )));
+        rank.wait();
+        assert_eq!(download::<i32>(place, 2), if rank.number == 3 { [6, 20] } else { [rank.number as i32, 5] });
         ok(c_call!(fn ncclCommDestroy(communicator: Handle = rank.communicator)));
     });
 }
@@ -153,6 +161,43 @@ fn exchanges() {
         rank.wait();
         assert_eq!(download::<i32>(target, 1), [10 * ((own + 3) % RANKS as i32)]);
     });
+}
+
+/// Without waiting: the communicator says itself when it is complete, and an operation of its own end can be given up.
+#[test]
+fn communicators_in_the_background() {
+    start();
+    let id = unique_id();
+    #[repr(C)]
+    struct Config {
+        size: usize,
+        magic: u32,
+        version: u32,
+        blocking: c_int,
+    }
+    let join = |number: c_int| {
+        set_device(number);
+        let mut communicator: Handle = std::ptr::null_mut();
+        let mut config = Config { size: 20, magic: 0xcafe_beef, version: 23004, blocking: 0 };
+        ok(
+            c_call!(fn ncclCommInitRankConfig(communicator: *mut Handle = &mut communicator, ranks: c_int = 2, id: UniqueId = id, rank: c_int = number, config: *mut Config = &mut config)),
+        );
+        Rank { number: number as usize, communicator, queue: stream() }
+    };
+    const IN_PROGRESS: c_int = 7;
+    let first = join(0);
+    assert_eq!(first.async_error(), IN_PROGRESS);
+    let second = join(1);
+    for rank in [&first, &second] {
+        while rank.async_error() == IN_PROGRESS {
+            std::thread::yield_now();
+        }
+        assert_eq!(rank.async_error(), 0);
+    }
+    set_device(0);
+    ok(first.all_reduce(&[1.0], 1, SUM).0);
+    ok(c_call!(fn ncclCommAbort(communicator: Handle = first.communicator)));
+    first.wait();
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
+use super::super::head::{self, ROOM, SHORT, Sizes};
 use super::super::transport::{Incoming, Op, Outgoing, PeerFailed};
 use super::alarm::Alarm;
-use super::head::{self, ROOM, SHORT, Sizes};
 use super::raw::{Comm, Requests};
 
 const HEAD: i32 = 1;

@@ -70,6 +70,11 @@ impl Buf {
         self.block.address() as *mut f32
     }
 
+    /// The numbers change: a bf16 copy is out of date.
+    pub(super) fn forget_half(&self) {
+        *self.half.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// The bf16 copy, made by `make` where there is none.
     pub(super) fn half(&self, make: impl FnOnce() -> anyhow::Result<Buf>) -> anyhow::Result<Arc<Buf>> {
         let mut half = self.half.lock().unwrap_or_else(PoisonError::into_inner);

@@ -149,14 +149,20 @@ pub fn forward(hip: &Hip, h: &Buf, routing: &Routing, experts: &[Buf], skip: Ski
             out.at_mut(), int(num), int(d), int(f), int(groups),
         )?;
     }
+    skip_forward(hip, h, routing, skip, &mut out)?;
+    Ok((out, Saved { gate_up }))
+}
+
+/// Outputs of rows of the skip class: 0, or the row times its probability.
+pub fn skip_forward(hip: &Hip, h: &Buf, routing: &Routing, skip: SkipMode, out: &mut Buf) -> Result<()> {
     let identity = skip == SkipMode::Identity;
     let h = identity.then(|| hip.as_f32(h)).transpose()?;
+    let (tokens, d) = (out.rows(), out.cols());
     launch!(
         hip, "experts_skip_forward", [tokens], WORK_ITEMS;
         h.as_ref().map_or(null(), |h| h.at()), routing.order.at(), routing.offsets.at(), routing.prob.at(), out.at_mut(),
-        int(num), int(d), i32::from(identity),
-    )?;
-    Ok((out, Saved { gate_up }))
+        int(routing.experts), int(d), i32::from(identity),
+    )
 }
 
 /// Gradients of h, f32, and of the chosen probabilities `[T, 1]`.
@@ -183,15 +189,29 @@ pub fn backward(
     if num > 0 {
         rows_of_experts(hip, shape, h, routing, experts, saved, dy, g, &mut dh, &mut d_prob)?;
     }
+    skip_backward(hip, h, routing, skip, dy, &mut dh, &mut d_prob)?;
+    Ok((dh, d_prob))
+}
+
+/// Gradients of rows of the skip class.
+pub fn skip_backward(
+    hip: &Hip,
+    h: &Buf,
+    routing: &Routing,
+    skip: SkipMode,
+    dy: &Buf,
+    dh: &mut Buf,
+    d_prob: &mut Buf,
+) -> Result<()> {
     let identity = skip == SkipMode::Identity;
     let read = |x| identity.then(|| hip.as_f32(x)).transpose();
     let (h, dy) = (read(h)?, read(dy)?);
+    let (tokens, d) = (dh.rows(), dh.cols());
     launch!(
         hip, "experts_skip_backward", [tokens], WORK_ITEMS;
         h.as_ref().map_or(null(), |h| h.at()), routing.order.at(), routing.offsets.at(), routing.prob.at(),
-        dy.as_ref().map_or(null(), |dy| dy.at()), dh.at_mut(), d_prob.at_mut(), int(num), int(d), i32::from(identity),
-    )?;
-    Ok((dh, d_prob))
+        dy.as_ref().map_or(null(), |dy| dy.at()), dh.at_mut(), d_prob.at_mut(), int(routing.experts), int(d), i32::from(identity),
+    )
 }
 
 /// Backward of the rows that have an expert.

@@ -18,6 +18,13 @@ pub fn upload(hip: &Hip, data: &[f32], rows: usize, cols: usize) -> Result<Buf> 
     Ok(buf)
 }
 
+/// Every number of an f32 matrix from the host.
+pub fn overwrite(hip: &Hip, buf: &mut Buf, data: &[f32]) -> Result<()> {
+    ensure!(buf.len() == data.len() && buf.kind() == Kind::F32, "{} numbers for a buffer of {}", data.len(), buf.len());
+    let to = buf.at_mut().cast();
+    copy_now(hip, to, data.as_ptr().cast(), size_of_val(data), hipMemcpyHostToDevice)
+}
+
 /// Numbers of any plain type as device memory of at least one number.
 pub fn upload_plain<T: bytemuck::Pod>(hip: &Hip, data: &[T]) -> Result<Buf> {
     let mut buf = hip.f32s(1, size_of_val(data).div_ceil(4).max(1))?;

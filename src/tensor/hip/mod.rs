@@ -25,6 +25,7 @@ mod norm;
 mod product;
 mod router;
 mod rows;
+mod share;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,7 +43,9 @@ use kernels::Kernels;
 pub use kernels::architectures;
 pub use measured::{DeviceFacts, Operands, Pattern, Streams};
 use product::Products;
+pub use router::Routing;
 pub use rows::Rows;
+pub use share::{Routes, place_of};
 
 /// A device of this machine, ready to train. Clones are the same device and stream.
 #[derive(Clone)]
@@ -61,6 +64,8 @@ struct Inner {
 }
 
 struct Device {
+    /// Which of the machine's devices it is.
+    number: i32,
     stream: Stream,
     kernels: Kernels,
 }
@@ -85,6 +90,14 @@ fn library() -> Result<(&'static Library, i32)> {
     Ok((library, count))
 }
 
+/// Devices of this machine that `--backend hip` could use.
+///
+/// # Errors
+/// When there is no HIP, or no device.
+pub fn devices() -> Result<usize> {
+    library().map(|(_, count)| count as usize)
+}
+
 impl Hip {
     /// The device that a rank of this machine works on: ranks are dealt to the devices in turn. Makes it the calling thread's.
     ///
@@ -100,7 +113,13 @@ impl Hip {
         let arena = Arena::new(library);
         let (products, rope) = (Products::open()?, Default::default());
         Ok(Self {
-            inner: Arc::new(Inner { device: Some(Device { stream, kernels }), products, rope, graphs: Graphs::default(), arena }),
+            inner: Arc::new(Inner {
+                device: Some(Device { number: device, stream, kernels }),
+                products,
+                rope,
+                graphs: Graphs::default(),
+                arena,
+            }),
         })
     }
 

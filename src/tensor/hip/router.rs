@@ -27,7 +27,7 @@ pub struct Routing {
     pub first: Buf,
     pub experts: usize,
     /// Real rows of each class, i32 `[classes]`.
-    counts: Buf,
+    pub(super) counts: Buf,
 }
 
 /// What the backward needs.

@@ -4,10 +4,10 @@
 use super::*;
 use crate::hip::{has_kernels, on_gpu};
 
-pub(super) const BF16: [&str; 2] = ["--set", "train.precision=bf16"];
+pub const BF16: [&str; 2] = ["--set", "train.precision=bf16"];
 
 /// `pretrain` on the software GPU in place of the processor.
-pub(super) fn gpu_command(lab: &Lab, run: &str, args: &[&str]) -> Command {
+pub fn gpu_command(lab: &Lab, run: &str, args: &[&str]) -> Command {
     let plain = lab.command(run, args);
     let mut command = on_gpu();
     command.args(plain.get_args()).args(["--backend", "hip"]);
@@ -15,7 +15,7 @@ pub(super) fn gpu_command(lab: &Lab, run: &str, args: &[&str]) -> Command {
 }
 
 /// Losses and gradient norms of a run's steps.
-pub(super) fn curve(lab: &Lab, run: &str) -> Vec<[f64; 2]> {
+pub fn curve(lab: &Lab, run: &str) -> Vec<[f64; 2]> {
     lab.metrics(run).iter().map(|m| ["loss", "grad_norm"].map(|key| m[key].as_f64().unwrap())).collect()
 }
 
@@ -110,5 +110,5 @@ fn what_a_gpu_does_not_do_is_refused() {
     finish(&mut gpu_command(&lab, "f32", &[])).expect(2).says(&["train.precision = \"bf16\""]);
     finish(&mut gpu_command(&lab, "ranks", &[BF16[0], BF16[1], "--ranks", "2"]))
         .expect(2)
-        .says(&["--backend hip trains on one rank"]);
+        .says(&["2 ranks on this machine want a GPU each, and HIP finds 1"]);
 }

@@ -7,6 +7,7 @@ mod data;
 mod extend;
 mod gpu;
 mod gpu_memory;
+mod gpu_ranks;
 mod guards;
 mod incremental;
 mod kills;

@@ -35,6 +35,10 @@ hip_sys::c_functions! {
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, op: ncclRedOp_t,
             comm: ncclComm_t, stream: hipStream_t
         ) -> ncclResult_t;
+        fn ncclReduce(
+            sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, op: ncclRedOp_t, root: c_int,
+            comm: ncclComm_t, stream: hipStream_t
+        ) -> ncclResult_t;
         fn ncclReduceScatter(
             sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: ncclDataType_t, op: ncclRedOp_t,
             comm: ncclComm_t, stream: hipStream_t

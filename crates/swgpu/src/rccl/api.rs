@@ -9,6 +9,7 @@ use super::communicator::Communicator;
 use super::reduce::{check_reduction, element_bytes};
 use super::wire::{Kind, Request, read_word};
 use super::{Failure, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, Status, TIMEOUT, failure, hub};
+use crate::counters;
 use crate::hip::copy::Place;
 use crate::hip::handles::Handles;
 use crate::hip::stream::{Stream, stream};
@@ -100,10 +101,12 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> Status {
     })
 }
 
-/// Makes a communicator: at once, or by `ncclGroupEnd` if a group is open.
-fn join(port: u16, rank: usize, ranks: usize, device: usize) -> Result<*mut c_void, Failure> {
+/// Makes a communicator: at once, by `ncclGroupEnd` if a group is open, or in the background if the caller is not to wait.
+fn join(port: u16, rank: usize, ranks: usize, device: usize, waits: bool) -> Result<*mut c_void, Failure> {
     let communicator = Arc::new(Communicator::new(port, rank, ranks, device));
-    if DEPTH.get() == 0 {
+    if !waits {
+        communicator.connect_in_background();
+    } else if DEPTH.get() == 0 {
         communicator.connect()?;
     } else {
         let waiting = communicator.clone();
@@ -113,10 +116,33 @@ fn join(port: u16, rank: usize, ranks: usize, device: usize) -> Result<*mut c_vo
     Ok(COMMUNICATORS.add(communicator))
 }
 
+/// The part of `ncclConfig_t` that is heeded.
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+}
+
 /// # Safety
 /// RCCL's: `communicator` points to a communicator handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(communicator: *mut *mut c_void, ranks: c_int, id: UniqueId, rank: c_int) -> Status {
+    // SAFETY: the caller's.
+    unsafe { ncclCommInitRankConfig(communicator, ranks, id, rank, std::ptr::null()) }
+}
+
+/// # Safety
+/// RCCL's: `communicator` points to a communicator handle, `config` is null or a configuration. Of that only `blocking` is heeded.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    communicator: *mut *mut c_void,
+    ranks: c_int,
+    id: UniqueId,
+    rank: c_int,
+    config: *const Config,
+) -> Status {
     call("ncclCommInitRank", || {
         if &id.bytes[..8] != MAGIC {
             return failure(INVALID_ARGUMENT, "the unique id is none that ncclGetUniqueId of swgpu made");
@@ -125,24 +151,12 @@ pub unsafe extern "C" fn ncclCommInitRank(communicator: *mut *mut c_void, ranks:
             return failure(INVALID_ARGUMENT, format!("rank {rank} of {ranks}"));
         }
         let port = u16::from_le_bytes([id.bytes[8], id.bytes[9]]);
-        let joined = join(port, rank as usize, ranks as usize, device::current()?.number)?;
+        // SAFETY: the caller's.
+        let waits = unsafe { config.as_ref() }.is_none_or(|config| config.blocking != 0);
+        let joined = join(port, rank as usize, ranks as usize, device::current()?.number, waits)?;
         // SAFETY: the caller's.
         Ok(unsafe { give(communicator, joined) }?)
     })
-}
-
-/// # Safety
-/// RCCL's: `communicator` points to a communicator handle. The configuration is not read.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommInitRankConfig(
-    communicator: *mut *mut c_void,
-    ranks: c_int,
-    id: UniqueId,
-    rank: c_int,
-    _config: *mut c_void,
-) -> Status {
-    // SAFETY: the caller's.
-    unsafe { ncclCommInitRank(communicator, ranks, id, rank) }
 }
 
 /// # Safety
@@ -155,7 +169,7 @@ pub unsafe extern "C" fn ncclCommInitAll(communicators: *mut *mut c_void, count:
         let handles = (0..count.max(0)).map(|rank| {
             // SAFETY: the caller's list has `count` entries.
             let number = if devices.is_null() { rank } else { unsafe { *devices.add(rank as usize) } };
-            join(port, rank as usize, count as usize, device::device(number)?.number)
+            join(port, rank as usize, count as usize, device::device(number)?.number, true)
         });
         let handles: Result<Vec<*mut c_void>, Failure> = handles.collect();
         let ended = end_group();
@@ -191,7 +205,7 @@ pub unsafe extern "C" fn ncclCommSplit(
         let mut handle = std::ptr::null_mut();
         if !answer.is_empty() {
             let (port, rank, ranks) = (read_word(&mut answer)?, read_word(&mut answer)?, read_word(&mut answer)?);
-            handle = join(port as u16, rank as usize, ranks as usize, communicator.device)?;
+            handle = join(port as u16, rank as usize, ranks as usize, communicator.device, true)?;
         }
         // SAFETY: the caller's.
         Ok(unsafe { give(new, handle) }?)
@@ -314,6 +328,9 @@ fn enqueue(batch: Vec<Pending>) -> Result<(), Failure> {
             requests.push(request);
         }
         let Some(results) = communicator.run(ticket, &requests) else { return };
+        for request in &requests {
+            counters::record(&format!("nccl{:?}", request.kind), &counters::Counts { launches: 1, ..Default::default() });
+        }
         for (pending, result) in batch.iter().zip(results) {
             let Some((place, bytes)) = &pending.target else { continue };
             if result.len() != *bytes {
@@ -368,11 +385,13 @@ fn operation(
             let times = if times == usize::MAX { communicator.ranks } else { times };
             if times * bytes == 0 { Ok(None) } else { Ok(Some((Place::device(pointer, times * bytes)?, times * bytes))) }
         };
-        // Only the root's source counts in a broadcast.
-        let reads = !(shape.kind == Kind::Broadcast && communicator.rank != shape.root as usize);
+        // Only the root's source counts in a broadcast, and only its target in a reduction.
+        let is_root = communicator.rank == shape.root as usize;
+        let reads = is_root || shape.kind != Kind::Broadcast;
+        let writes = is_root || shape.kind != Kind::Reduce;
         let pending = Pending {
             source: if reads { place(source, shape.source)? } else { None },
-            target: place(target.cast_const(), shape.target)?,
+            target: if writes { place(target.cast_const(), shape.target)? } else { None },
             request: Request {
                 kind: shape.kind,
                 element: shape.element,
@@ -408,6 +427,23 @@ pub unsafe extern "C" fn ncclAllReduce(
 ) -> Status {
     let shape = Shape { kind: Kind::AllReduce, element, reduction, root: 0, count, source: 1, target: 1 };
     operation("ncclAllReduce", source, target, communicator, queue, shape)
+}
+
+/// # Safety
+/// RCCL's: the source, and on the root the target, have `count` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclReduce(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    element: c_int,
+    reduction: c_int,
+    root: c_int,
+    communicator: *mut c_void,
+    queue: *mut c_void,
+) -> Status {
+    let shape = Shape { kind: Kind::Reduce, element, reduction, root, count, source: 1, target: 1 };
+    operation("ncclReduce", source, target, communicator, queue, shape)
 }
 
 /// # Safety

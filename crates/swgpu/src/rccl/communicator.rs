@@ -3,11 +3,11 @@
 use std::io::{BufReader, BufWriter};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::wire::{Request, read_reply, read_word, write_batch, write_words};
-use super::{Failure, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Status, TIMEOUT, failure};
+use super::{Failure, IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Status, TIMEOUT, failure};
 use crate::faults::faults;
 use crate::settings::settings;
 
@@ -20,6 +20,7 @@ pub struct Communicator {
     /// Set once the hub has seen all ranks.
     connection: OnceLock<TcpStream>,
     failed: AtomicI32,
+    connecting: AtomicBool,
     aborted: AtomicBool,
     operations: AtomicU64,
     /// Batches take turns in the order in which they were given.
@@ -36,6 +37,7 @@ impl Communicator {
             port,
             connection: OnceLock::new(),
             failed: AtomicI32::new(SUCCESS),
+            connecting: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             operations: AtomicU64::new(0),
             turn: (Mutex::new(0), Condvar::new()),
@@ -63,13 +65,28 @@ impl Communicator {
         Ok(())
     }
 
+    /// As `connect`, but returns at once: until it is done, the asynchronous error is "in progress".
+    pub fn connect_in_background(self: &Arc<Self>) {
+        self.connecting.store(true, Ordering::SeqCst);
+        let this = self.clone();
+        std::thread::spawn(move || {
+            if let Err(failure) = this.connect() {
+                this.fail(&failure);
+            }
+            this.connecting.store(false, Ordering::SeqCst);
+        });
+    }
+
     /// The first error of an operation.
     pub fn async_error(&self) -> Status {
-        self.failed.load(Ordering::SeqCst)
+        match self.failed.load(Ordering::SeqCst) {
+            SUCCESS if self.connecting.load(Ordering::SeqCst) => IN_PROGRESS,
+            status => status,
+        }
     }
 
     pub fn check(&self) -> Result<(), Failure> {
-        match self.async_error() {
+        match self.failed.load(Ordering::SeqCst) {
             SUCCESS => Ok(()),
             status => failure(status, "an earlier operation of this communicator failed"),
         }
@@ -128,6 +145,13 @@ impl Communicator {
         let faults = faults();
         if let Some((_, milliseconds)) = faults.delay.filter(|delay| delay.0 == self.rank) {
             std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        if faults.hang == Some((self.rank, number)) {
+            eprintln!("swgpu: fault: rank {} hangs in its operation {number}", self.rank);
+            while !self.aborted.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return failure(REMOTE_ERROR, format!("fault: rank {} hung in its operation {number}, and was aborted", self.rank));
         }
         if faults.kill == Some((self.rank, number)) {
             eprintln!("swgpu: fault: rank {} ends at its operation {number}", self.rank);

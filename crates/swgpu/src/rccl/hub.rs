@@ -257,6 +257,11 @@ fn combine(requests: &[&Request]) -> Result<Vec<Vec<u8>>, Failure> {
     };
     Ok(match first.kind {
         Kind::AllReduce => vec![reduce(first.element, first.reduction, &payloads); ranks],
+        Kind::Reduce => {
+            let mut results = vec![Vec::new(); ranks];
+            results[first.root as usize] = reduce(first.element, first.reduction, &payloads);
+            results
+        }
         Kind::ReduceScatter => {
             let whole = reduce(first.element, first.reduction, &payloads);
             (0..ranks).map(|rank| whole[chunk(&whole, rank)].to_vec()).collect()

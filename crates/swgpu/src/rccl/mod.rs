@@ -21,6 +21,7 @@ pub const SYSTEM_ERROR: Status = 2;
 pub const INVALID_ARGUMENT: Status = 4;
 pub const INVALID_USAGE: Status = 5;
 pub const REMOTE_ERROR: Status = 6;
+pub const IN_PROGRESS: Status = 7;
 pub const TIMEOUT: Status = 8;
 
 #[derive(Debug, Clone)]

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     AllReduce,
+    Reduce,
     ReduceScatter,
     AllGather,
     Broadcast,
@@ -16,8 +17,9 @@ pub enum Kind {
     Split,
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     Kind::AllReduce,
+    Kind::Reduce,
     Kind::ReduceScatter,
     Kind::AllGather,
     Kind::Broadcast,
@@ -35,7 +37,7 @@ pub struct Request {
     pub element: i32,
     /// `ncclRedOp_t` of reductions.
     pub reduction: i32,
-    /// Root of a broadcast, peer of a send or receive, key of a split.
+    /// Root of a broadcast or reduction, peer of a send or receive, key of a split.
     pub root: i32,
     /// As the caller passed it; colour of a split.
     pub count: u64,
@@ -50,6 +52,10 @@ impl Request {
             Kind::AllReduce | Kind::ReduceScatter => {
                 format!("{:?} of {} elements of type {} by reduction {}", self.kind, self.count, self.element, self.reduction)
             }
+            Kind::Reduce => format!(
+                "{:?} of {} elements of type {} by reduction {} for rank {}",
+                self.kind, self.count, self.element, self.reduction, self.root
+            ),
             Kind::Broadcast => {
                 format!("{:?} of {} elements of type {} from rank {}", self.kind, self.count, self.element, self.root)
             }

@@ -5,7 +5,7 @@ use std::hash::Hasher;
 
 use twox_hash::XxHash3_64;
 
-use super::super::transport::Op;
+use super::transport::Op;
 
 /// Room for one head.
 pub const ROOM: usize = 2048;
@@ -92,7 +92,7 @@ pub fn read(message: &[u8]) -> Option<Head<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::transport::{Channel, Place};
+    use super::super::transport::{Channel, Place};
     use super::*;
 
     #[test]
