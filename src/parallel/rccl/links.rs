@@ -71,7 +71,8 @@ impl Links {
     /// # Errors
     /// When an operation has failed, here or at another rank.
     pub fn settle(&self) -> Result<()> {
-        let waited = self.aside.synchronize().and_then(|()| self.hip.main_stream()?.synchronize());
+        let main = self.hip.main_stream()?;
+        let waited = self.aside.synchronize().and_then(|()| main.synchronize());
         // Why communicators were aborted says more than that a stream has failed.
         self.watch.confirm()?;
         waited.context("waiting for the device")
