@@ -101,7 +101,8 @@ def lm_eval(args, python, case, folder, out):
 
 def agreement(out, theirs):
     """Largest difference of log-probabilities, or how many texts are equal."""
-    records = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
+    with open(out / "requests.jsonl", encoding="utf-8", newline="\n") as file:
+        records = [json.loads(line) for line in file]
     if "texts" in theirs:
         return f"{sum(r['text'] == t for r, t in zip(records, theirs['texts']))} of {len(records)} texts equal"
     worst = max(abs(r["logprob"] - lp) for r, lp in zip(records, theirs["logprobs"]))

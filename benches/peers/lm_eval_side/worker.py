@@ -8,7 +8,6 @@ import json
 import resource
 import sys
 import time
-from pathlib import Path
 
 import torch
 from lm_eval.api.instance import Instance
@@ -33,7 +32,8 @@ def main():
     spec = json.loads(sys.argv[1])
     torch.set_num_threads(spec["threads"])
     lm = HFLM(pretrained=spec["model"], device="cpu", dtype="float32", batch_size=spec["batch"], max_length=spec["max_length"])
-    records = [json.loads(line) for line in Path(spec["requests"]).read_text().splitlines()]
+    with open(spec["requests"], encoding="utf-8", newline="\n") as file:
+        records = [json.loads(line) for line in file]
     kind = records[0]["type"]
     if kind == "generate_until":
         instances = [instance(kind, i, (r["context"], dict(r["gen_kwargs"]))) for i, r in enumerate(records)]

@@ -196,7 +196,10 @@ impl<B: Backend> Writing<'_, '_, B> {
         let first = self.begin(&ended, &mut step);
         self.walk.keep(&mut self.session.states, &mut step);
         let y = self.runner.forward(&mut self.session, &step)?;
-        self.choose(&y, &ended, first)?;
+        let last_rows: Vec<u32> = ended.iter().map(|e| e.row as u32).collect();
+        // Texts alone hold the rows of prompts from here on, so that they are given back.
+        drop(ended);
+        self.choose(&y, &last_rows, first)?;
         self.walk.let_go(&mut self.session.pool, &mut self.session.states);
         self.progress.done += step.ids.len() as u64;
         self.runner.tell(self.progress);
@@ -229,14 +232,14 @@ impl<B: Backend> Writing<'_, '_, B> {
         all
     }
 
-    /// The next token of every text.
-    fn choose(&mut self, y: &B::Buf, ended: &[Ended], first: Vec<Vec<Text>>) -> Result<()> {
+    /// The next token of every text. `last_rows`: those of the prompts that the texts of `first` go on from.
+    fn choose(&mut self, y: &B::Buf, last_rows: &[u32], first: Vec<Vec<Text>>) -> Result<()> {
         let old = std::mem::take(&mut self.active);
         let mut rows: Vec<u32> = (0..old.len() as u32).collect();
-        rows.extend(ended.iter().map(|e| e.row as u32));
+        rows.extend_from_slice(last_rows);
         self.runner.counters.scored_rows += rows.len() as u64;
         let mut texts: VecDeque<Vec<Text>> = old.into_iter().map(|text| vec![text]).chain(first).collect();
-        let continued = texts.len() - ended.len();
+        let continued = texts.len() - last_rows.len();
         let (requests, choices, done) = (self.requests, &self.choices, self.done);
         let (session, reserved, active, waiting) = (&mut self.session, &mut self.reserved, &mut self.active, &mut self.waiting);
         let (runner, each, progress) = (&*self.runner, &mut *self.each, &mut self.progress);

@@ -103,6 +103,8 @@ impl States {
 }
 
 #[cfg(test)]
+// Lists of one range are meant.
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 

@@ -254,6 +254,11 @@ fn greedy_texts_equal_whole_forwards() {
         let (got, counters) = on(threads, run);
         assert_eq!(got, expected, "{token_budget} tokens, {memory_budget_bytes} bytes");
         assert_eq!(counters.forward_tokens - counters.generated_tokens, counters.trie_tokens);
+        let (row, _) = cache_bytes(&tiny.model.config);
+        if memory_budget_bytes == 0 {
+            // The longest request; states of the path and of the texts.
+            assert!(counters.peak_cache_bytes < 4 * (MAX * row) as u64, "{}", counters.peak_cache_bytes);
+        }
         used.push(counters.batches);
     }
     assert!(used[4] < used[0] / 4, "texts are continued together: {used:?}");

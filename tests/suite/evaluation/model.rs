@@ -11,7 +11,7 @@ use zaya::eval::runner::{ModelRunner, Options};
 use zaya::model::{Model, ParamStore};
 use zaya::tensor::cpu::Cpu;
 
-use super::support::{Tok, fixtures, ids, records, shared};
+use super::support::{Tok, ids, records, shared};
 
 struct Oracle {
     cpu: Cpu,
@@ -93,29 +93,4 @@ fn texts_of_the_whole_oracle() {
             assert_eq!(Some(ours.as_str()), record["text"].as_str(), "{run}: {}", record["context"]);
         }
     }
-}
-
-/// Pairs and stops of lm-eval's own model class, one by one.
-#[test]
-fn edge_cases_of_the_oracle() {
-    let Some(shared) = shared() else { return };
-    let oracle = Oracle::open(&shared.join("oracle/eval/zaya_a/model"));
-    let (mut pairs, mut texts) = (0, 0);
-    for (case, _) in records(&fixtures().join("edge_zaya_gm.jsonl")) {
-        if case.get("logprob").is_some_and(Value::is_number) && case.get("context_enc").is_some() {
-            let answer = oracle.runner(2048, 64).loglikelihood(&[pair(&case, 2048)]).unwrap()[0];
-            compare("edge", &case, answer);
-            pairs += 1;
-        }
-        if let (Some("stop"), Some(text)) = (case["case"].as_str(), case["text"].as_str()) {
-            let until = case["until"].as_array().unwrap().iter().map(|s| s.as_str().unwrap().to_string());
-            let stops: Vec<String> = until.chain(["<eos>".to_string()]).collect();
-            let prompt = oracle.tok.prompt(case["context"].as_str().unwrap());
-            let ours = &oracle.texts(&[generation(prompt, stops, 64)], 64)[0];
-            // How many tokens the oracle had is not told.
-            assert!(ours.starts_with(text), "{case}: {ours}");
-            texts += 1;
-        }
-    }
-    assert!(pairs > 10 && texts > 3, "{pairs} pairs, {texts} texts");
 }

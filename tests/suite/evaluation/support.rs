@@ -36,11 +36,6 @@ impl Tok {
         Self(Tokenizer::from_bytes(zstd::decode_all(&packed[..]).unwrap()).unwrap())
     }
 
-    /// Ids of a prompt.
-    pub fn prompt(&self, text: &str) -> Vec<u32> {
-        self.encode(text, true).unwrap()
-    }
-
     /// Text of generated ids, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> String {
         self.0.decode(ids, true).unwrap()
