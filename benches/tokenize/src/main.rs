@@ -1,7 +1,7 @@
 //! Checks and times the tokenizing engine: `sweep` compares it with `tokenizers` over text and vocabularies of one's own, `passes`
 //! times it for bench.py, `runs` tries text made to be slow, `mix` and `text` make samples of corpora.
 
-#[allow(dead_code)] // The engine's own tests use what a benchmark does not.
+#[allow(dead_code, unused_imports)] // Tests and the trainer of vocabularies use what a benchmark does not.
 #[path = "../../../src/text/engine/mod.rs"]
 mod engine;
 

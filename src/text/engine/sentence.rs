@@ -82,10 +82,12 @@ fn verdict(ascii: &[u8; 128 * 128], left: usize, right: usize) -> Verdict {
             looks += usize::from(*entry == LOOK);
         }
     }
-    match () {
-        _ if cuts + looks == all && looks <= RARE => Verdict::Cut,
-        _ if cuts * 8 <= all && looks == 0 => Verdict::Held,
-        _ => Verdict::Ask,
+    if cuts + looks == all && looks <= RARE {
+        Verdict::Cut
+    } else if looks == 0 && cuts * 8 <= all {
+        Verdict::Held
+    } else {
+        Verdict::Ask
     }
 }
 
