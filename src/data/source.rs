@@ -156,6 +156,11 @@ impl Source {
         // Tokens still to be passed over in the first block.
         let mut skip = at - order.first_token[block as usize];
         while sample.ids.len() < wanted && block < self.num_blocks() {
+            if order.first_token[block as usize] == order.first_token[block as usize + 1] {
+                // Nothing but empty documents.
+                block += 1;
+                continue;
+            }
             let (first, end) = self.block(order.blocks.apply(block));
             let within = Permutation::new(end - first, self.seed, &[Order::Documents as u64, epoch, block]);
             for i in 0..end - first {

@@ -42,6 +42,13 @@ fn lengths(n: u64, most: u64, seed: u64) -> Vec<u32> {
     (0..n).map(|_| 1 + next() as u32).collect()
 }
 
+/// The same with a last document that makes their sum a multiple of `unit`: no window runs on into the next epoch.
+fn even_lengths(n: u64, most: u64, seed: u64, unit: u32) -> Vec<u32> {
+    let mut all = lengths(n, most, seed);
+    all.push(unit - all.iter().sum::<u32>() % unit);
+    all
+}
+
 fn config(packing: Packing, seq_len: usize, batch_sequences: usize) -> LoaderConfig {
     LoaderConfig {
         seed: 99,
@@ -305,8 +312,9 @@ fn masks_take_labels_away() {
 #[test]
 fn weights_change_at_a_resume_without_a_repeated_sample() {
     let dir = tempfile::tempdir().unwrap();
-    let paths: Vec<PathBuf> =
-        (0..3u32).map(|i| shard(&dir.path().join(format!("s{i}")), 100_000 * i, &lengths(400, 60, u64::from(i)), None)).collect();
+    let paths: Vec<PathBuf> = (0..3u32)
+        .map(|i| shard(&dir.path().join(format!("s{i}")), 100_000 * i, &even_lengths(400, 60, u64::from(i), 16), None))
+        .collect();
     let open = |weights: [f64; 3]| {
         let specs: Vec<SourceSpec> = (0..3).map(|i| source(&format!("s{i}"), weights[i], &paths[i])).collect();
         Loader::open(config(Packing::Stream, 16, 8), &specs).unwrap()
@@ -346,8 +354,8 @@ fn weights_change_at_a_resume_without_a_repeated_sample() {
 #[test]
 fn max_epochs_are_kept() {
     let dir = tempfile::tempdir().unwrap();
-    let a = shard(&dir.path().join("a"), 0, &lengths(50, 20, 1), None);
-    let b = shard(&dir.path().join("b"), 100_000, &lengths(50, 20, 2), None);
+    let a = shard(&dir.path().join("a"), 0, &even_lengths(50, 20, 1, 20), None);
+    let b = shard(&dir.path().join("b"), 100_000, &even_lengths(50, 20, 2, 20), None);
     for packing in [Packing::Stream, Packing::BestFit] {
         let limited = |name: &str, path: &Path, epochs: f64| SourceSpec { max_epochs: Some(epochs), ..source(name, 0.5, path) };
         let loader = Loader::open(config(packing, 20, 4), &[limited("a", &a, 1.0), source("b", 0.5, &b)]).unwrap();
