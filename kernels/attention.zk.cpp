@@ -139,24 +139,23 @@ ZK_DEV void forward(const Sight& s, const bf16_t* q, const bf16_t* k, const bf16
         const bool masked = s.key_valid || key0 < c.all.first || key0 + FWD_KEYS > c.all.end;
         for (int g = 0; g < 2; g++) {
             float high = -INFINITE;
+            // The vector unit has more to do here than the matrix unit: the largest score is found before they are scaled, and scaling and
+            // subtracting are one instruction, as is `fmax`. (A NaN is passed over here, and comes through the exponential.)
             for (int i = 0; i < KEY_TILES; i++) {
-                score[i][g].v *= by;
                 if (masked) hide(s, unit.sequence, score[i][g].v, key0 + 16 * i + 4 * (lane >> 4), c.own[g]);
-                for (int e = 0; e < 4; e++) high = zk_max(high, score[i][g].v[e]);
+                for (int e = 0; e < 4; e++) high = __builtin_fmaxf(high, score[i][g].v[e]);
             }
-            high = zk_max(high, zk_shfl_xor(high, 16));
-            high = zk_max(high, zk_shfl_xor(high, 32));
-            high = zk_max(high, top[g]);
+            high = __builtin_fmaxf(high, zk_shfl_xor(high, 16));
+            high = __builtin_fmaxf(high, zk_shfl_xor(high, 32));
+            high = __builtin_fmaxf(high * by, top[g]);
             const float shrink = zk_exp2(top[g] - high);
             top[g] = high;
-            float added = 0.0f;
+            f32x4 added = (f32x4)(0.0f);
             for (int i = 0; i < KEY_TILES; i++) {
-                for (int e = 0; e < 4; e++) {
-                    score[i][g].v[e] = zk_exp2(score[i][g].v[e] - high);
-                    added += score[i][g].v[e];
-                }
+                for (int e = 0; e < 4; e++) score[i][g].v[e] = zk_exp2(__builtin_fmaf(score[i][g].v[e], by, -high));
+                added += score[i][g].v;
             }
-            total[g] = total[g] * shrink + added;
+            total[g] = total[g] * shrink + ((added[0] + added[1]) + (added[2] + added[3]));
             for (int d = 0; d < STEPS; d++) sum[d][g].v *= shrink;
         }
         for (int i = 0; i < KEY_TILES; i++) {
