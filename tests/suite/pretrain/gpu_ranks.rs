@@ -155,11 +155,13 @@ fn what_goes_wrong_between_gpus_is_a_sentence() {
     let lab = Lab::new();
     let args = [&BF16[..], &["--set", "parallel.timeout=2s"]].concat();
     // An operation that never ends on one device.
-    finish(on_gpus(&lab, "hang", 2, &args).env("SWGPU_FAULT", "hang=1:20"))
-        .expect(1)
-        .says(&["rank 0 waits in ", " of the world group (step "]);
+    finish(on_gpus(&lab, "hang", 2, &args).env("SWGPU_FAULT", "hang=1:6")).expect(1).says(&[
+        " waits in reduce-scatter of gradients #",
+        " of the world group (step 2",
+        "for 2 s for ranks ",
+    ]);
     // One that fails.
-    finish(on_gpus(&lab, "remote", 2, &args).env("SWGPU_FAULT", "remote=1:20")).expect(1).says(&["ncclRemoteError"]);
+    finish(on_gpus(&lab, "remote", 2, &args).env("SWGPU_FAULT", "remote=1:6")).expect(1).says(&["ncclRemoteError"]);
     // A rank that fails in something else, and one that does not come.
     finish(on_gpus(&lab, "error", 2, &args).env("ZAYA_FAIL", "step:error@3/rank1")).expect(1).says(&["rank 1: "]);
     finish(on_gpus(&lab, "stuck", 2, &args).env("ZAYA_FAIL", "step:sleep=600s@3/rank1")).expect(1).says(&["rank 1 was last in"]);
@@ -167,7 +169,9 @@ fn what_goes_wrong_between_gpus_is_a_sentence() {
     assert!(lab.steps("stuck").first() == Some(&3), "{:?}", lab.steps("stuck"));
     finish(&mut on_gpus(&lab, "stuck", 2, &[&BF16[..], &["--resume", "--stop-at", "4"]].concat())).expect(0);
     // A process that dies.
-    let kill = |_: usize, command: &mut Command| drop(command.env("SWGPU_FAULT", "kill=1:60"));
+    let kill = |_: usize, command: &mut Command| {
+        command.env("SWGPU_FAULT", "kill=1:40");
+    };
     let ranks = processes(&lab, "die", 2, &args, kill);
     assert_eq!((ranks[0].code, ranks[1].code), (Some(1), Some(9)), "{ranks:?}");
     assert!(ranks[0].err.contains("error: "), "{ranks:?}");
