@@ -72,6 +72,7 @@ impl Report {
             collectives: None,
             ranks: None,
             checkpoint: None,
+            data: None,
             cases: Vec::new(),
         }
     }
