@@ -1,5 +1,5 @@
-//! `zaya bench`: what this machine reaches, and what zaya reaches on it. Everything goes through `trait Backend`, on numbers
-//! and tokens that are made up; no data is read.
+//! `zaya bench`: what this machine reaches, and what zaya reaches on it. The model's parts go through `trait Backend`, on numbers
+//! and tokens that are made up; only `tokenize` reads data.
 
 pub mod case;
 mod checkpoint;
@@ -11,6 +11,7 @@ mod step;
 mod synthetic;
 mod table;
 mod timing;
+mod tokenize;
 mod verbs;
 
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub use collectives::{CollectiveLine, Collectives};
 pub use ranks::RanksLine;
 pub use report::*;
 pub use timing::Times;
+pub use tokenize::{TokenizeInput, TokenizeLine};
 
 use crate::machine::{self, Peaks};
 use crate::recipe::Recipe;
@@ -38,6 +40,7 @@ pub enum Part {
     Collectives,
     Ranks,
     Checkpoint,
+    Tokenize,
 }
 
 #[derive(Debug, Clone)]
@@ -49,6 +52,8 @@ pub struct Options {
     pub ranks: usize,
     /// Where `Checkpoint` writes; None = a temporary folder beside the recipe's run.
     pub dir: Option<PathBuf>,
+    /// What `Tokenize` works on.
+    pub tokenize: Option<TokenizeInput>,
     /// Of each measurement.
     pub seconds: f64,
 }
@@ -87,12 +92,20 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         }
         None => None,
     };
+    let tokenize = match options.tokenize.as_ref().filter(|_| wants(Part::Tokenize)) {
+        Some(input) => {
+            progress("tokenizing");
+            Some(tokenize::measure(input, STEP_TIMES * seconds)?)
+        }
+        None => None,
+    };
     let mut cases = Vec::with_capacity(options.cases.len());
     for case in &options.cases {
         progress(&case.to_string());
         cases.push(case.measure(seconds)?);
     }
-    let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint));
+    let needs_peaks =
+        options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint | Part::Tokenize));
     let peaks = needs_peaks.then(|| {
         progress("the machine");
         Peaks::measure(10.0 * seconds)
@@ -118,6 +131,7 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         collectives,
         ranks,
         checkpoint,
+        tokenize,
         step: step.map(|(s, precision)| s.against(peaks.as_ref(), precision)),
         peaks,
         cases,

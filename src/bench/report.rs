@@ -7,6 +7,7 @@ use super::collectives::Collectives;
 use super::ranks::RanksLine;
 use super::table;
 use super::timing::Times;
+use super::tokenize::TokenizeLine;
 use crate::machine::{Cpu, Peaks};
 use crate::model::params::ParamTable;
 use crate::plan::flops::Flops;
@@ -39,6 +40,8 @@ pub struct Report {
     pub ranks: Option<RanksLine>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenize: Option<TokenizeLine>,
     pub cases: Vec<CaseLine>,
 }
 

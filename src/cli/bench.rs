@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use super::BackendName;
-use crate::bench::{self, Case, Options, Part};
+use crate::bench::{self, Case, Options, Part, TokenizeInput};
 use crate::error::{bad_input, exit_code};
 use crate::recipe;
 
@@ -44,6 +44,18 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
 
+    /// The tokenizer.json of the part `tokenize`.
+    #[arg(long, value_name = "FILE", requires = "input")]
+    tokenizer: Option<PathBuf>,
+
+    /// Files that the part `tokenize` reads, as `zaya tokenize --input`.
+    #[arg(long, value_name = "F", num_args = 1.., requires = "tokenizer")]
+    input: Vec<PathBuf>,
+
+    /// Field of the inputs that holds the text.
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    field: String,
+
     /// One kernel at a given shape, such as gemm:m=4096,n=256,k=256 or
     /// linear_ce:tokens=4096,dim=256,vocab=32768,precision=bf16. May be given many times.
     #[arg(long, value_name = "SPEC")]
@@ -74,6 +86,8 @@ enum PartName {
     Ranks,
     /// Saving and loading the recipe's state, against memory and disk.
     Checkpoint,
+    /// Text files to token shards, against the tokenizer alone; needs --tokenizer and --input, no recipe.
+    Tokenize,
 }
 
 impl PartName {
@@ -86,6 +100,7 @@ impl PartName {
             Self::Collectives => Part::Collectives,
             Self::Ranks => Part::Ranks,
             Self::Checkpoint => Part::Checkpoint,
+            Self::Tokenize => Part::Tokenize,
         }
     }
 }
@@ -108,7 +123,11 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
             "one rank has nobody to talk to: --ranks must be at least 2 for the parts `collectives` and `ranks`",
         ));
     }
-    let needs_recipe = |p: &PartName| !matches!(p, PartName::Machine | PartName::Collectives);
+    let tokenize = args.tokenizer.map(|tokenizer| TokenizeInput { tokenizer, inputs: args.input, field: args.field });
+    if asked.contains(&PartName::Tokenize) && tokenize.is_none() {
+        return Err(bad_input("the part `tokenize` works on text of yours: give --tokenizer FILE and --input F ..."));
+    }
+    let needs_recipe = |p: &PartName| !matches!(p, PartName::Machine | PartName::Collectives | PartName::Tokenize);
     if let Some(part) = asked.iter().find(|p| needs_recipe(p) && recipe.is_none()) {
         let name = part.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         return Err(bad_input(format!("--parts {name} measures the model of a recipe: name one with --recipe FILE")));
@@ -121,7 +140,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
         [] if args.case.is_empty() => vec![Part::Machine, Part::Gemm, Part::Verbs, Part::Step],
         given => given.iter().map(|p| p.part()).collect(),
     };
-    let options = Options { parts, cases: args.case, ranks: args.ranks, dir: args.dir, seconds: args.seconds };
+    let options = Options { parts, cases: args.case, ranks: args.ranks, dir: args.dir, tokenize, seconds: args.seconds };
     let threads = args.threads.or_else(|| recipe.as_ref()?.train.threads);
     let progress = |what: &str| tell!("measuring {what}");
     let report = super::in_pool(threads, || bench::run(recipe.as_ref(), &options, &progress))?;

@@ -6,6 +6,9 @@
 //! | module | holds |
 //! |---|---|
 //! | [`shard`], [`writer`], [`sidecar`] | one `.bin`/`.idx` pair with its `.json`: reading and writing |
+//! | [`companions`] | files beside it for other programs |
+//! | [`manifest`] | several shards that one run of `zaya tokenize` wrote |
+//! | [`upkeep`] | verifying, merging and measuring shards |
 //! | [`dataset`] | several shards read as one row of documents |
 //! | [`order`] | bijective shuffles and the hash under them |
 //! | [`source`] | the endless stream of training samples of one dataset |
@@ -13,13 +16,16 @@
 //! | [`loader`], [`validation`] | batches |
 
 pub mod build;
+pub mod companions;
 pub mod dataset;
 pub mod loader;
+pub mod manifest;
 pub mod mixture;
 pub mod order;
 pub mod shard;
 pub mod sidecar;
 pub mod source;
+pub mod upkeep;
 pub mod validation;
 pub mod writer;
 

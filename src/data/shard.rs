@@ -59,6 +59,13 @@ impl TokenType {
             Self::I32 => "int32",
         }
     }
+    /// Appends ids, all of which the type can hold, as they lie in a `.bin`.
+    pub fn append(self, ids: &[u32], bytes: &mut Vec<u8>) {
+        match self {
+            Self::U16 => bytes.extend(ids.iter().flat_map(|id| (*id as u16).to_le_bytes())),
+            Self::I32 => bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes())),
+        }
+    }
     fn from_code(code: u8) -> Result<Self> {
         let name = match code {
             8 => return Ok(Self::U16),
@@ -158,11 +165,19 @@ impl Shard {
     pub fn num_documents(&self) -> u64 {
         self.num_documents
     }
+    /// Sequences; zaya writes one a document.
+    pub fn num_sequences(&self) -> u64 {
+        self.num_sequences
+    }
     pub fn num_tokens(&self) -> u64 {
         self.bin.len() as u64 / self.token_type.bytes()
     }
     pub fn sidecar(&self) -> Option<&Sidecar> {
         self.sidecar.as_ref()
+    }
+    /// Contents of the `.bin`.
+    pub fn token_bytes(&self) -> &[u8] {
+        &self.bin
     }
     /// Contents of the `.idx`.
     pub fn index_bytes(&self) -> &[u8] {
