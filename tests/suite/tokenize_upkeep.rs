@@ -144,7 +144,7 @@ fn damage_of_every_kind_is_found() {
     bad("w", "document 0: `<|endoftext|>` (id 0) stands within it, at token 1");
     rewrite("w", &[&[5, 0], &[290, 0]]);
     bad("w", "document 1: id 290 is beyond the vocabulary of 290 (token 2)");
-    rewrite("w", &[&[1]; 20]);
+    rewrite("w", &[&[1][..]; 20]);
     bad("w", "15 further documents like this");
 }
 

@@ -21,7 +21,7 @@ use crate::text::filter::Condition;
 use crate::text::record::OnBad;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct Make {
     /// Hugging Face tokenizer.json to encode with
     #[arg(long, value_name = "FILE", required_unless_present = "train_vocab", conflicts_with = "train_vocab")]
     tokenizer: Option<PathBuf>,
@@ -134,7 +134,7 @@ enum BadRecords {
     Fail,
 }
 
-pub(super) fn run(mut args: Args) -> Result<u8> {
+pub(super) fn run(mut args: Make) -> Result<u8> {
     let corpus = corpus(&args)?;
     let output = args.output.take().ok_or_else(|| bad_input("--output is missing"))?;
     let total = corpus.inputs.iter().map(|i| i.file_bytes).sum();
@@ -163,7 +163,7 @@ pub(super) fn run(mut args: Args) -> Result<u8> {
 }
 
 /// Returns what is to be said.
-fn tokenize(args: Args, corpus: Corpus, output: PathBuf, bar: &mut Bar) -> Result<String> {
+fn tokenize(args: Make, corpus: Corpus, output: PathBuf, bar: &mut Bar) -> Result<String> {
     let limits = ShardLimits { tokens: args.shard_tokens, bytes: args.shard_bytes };
     let is_set = limits.tokens.is_some() || limits.bytes.is_some();
     if args.resume && !is_set {
@@ -206,7 +206,7 @@ fn tokenize(args: Args, corpus: Corpus, output: PathBuf, bar: &mut Bar) -> Resul
     Ok(format!("{text}: {}.bin", prefix.display()))
 }
 
-fn corpus(args: &Args) -> Result<Corpus> {
+fn corpus(args: &Make) -> Result<Corpus> {
     let mut paths = args.input.clone();
     for list in &args.input_list {
         paths.extend(read_list(list)?);

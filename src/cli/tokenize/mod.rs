@@ -17,7 +17,7 @@ pub struct Args {
     #[command(subcommand)]
     command: Option<upkeep::Command>,
     #[command(flatten)]
-    make: make::Args,
+    make: make::Make,
 }
 
 pub fn run(args: Args) -> Result<u8> {

@@ -62,8 +62,8 @@ pub fn expand(paths: &[PathBuf], layout: Option<Layout>) -> Result<Found> {
         for path in matches {
             let path = path
                 .map_err(|e| bad_input(format!("input pattern {text}: {} cannot be read: {}", e.path().display(), e.error())))?;
-            // What `**` finds in a folder it finds by itself.
-            if path.is_file() {
+            // What `**` finds in a folder it finds by itself; behind a link to a folder it would find the same again, or without end.
+            if path.is_file() && !(text.contains("**") && is_behind_a_link(&path, &text)) {
                 found.inputs.push(Input::find(&path, layout)?);
             }
         }
@@ -72,6 +72,13 @@ pub fn expand(paths: &[PathBuf], layout: Option<Layout>) -> Result<Found> {
         }
     }
     Ok(found)
+}
+
+/// A folder of `path` is a link, of those that `pattern` does not name.
+fn is_behind_a_link(path: &Path, pattern: &str) -> bool {
+    let named =
+        Path::new(pattern).components().take_while(|c| !c.as_os_str().to_string_lossy().contains(['*', '?', '['])).count();
+    path.ancestors().skip(1).any(|folder| folder.components().count() > named && folder.is_symlink())
 }
 
 fn add_folder(folder: &Path, layout: Option<Layout>, found: &mut Found) -> Result<()> {
