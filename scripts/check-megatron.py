@@ -72,7 +72,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         d = Path(folder)
         a, b = lines(d / "a.jsonl", documents(1, 300)), lines(d / "b.jsonl", documents(2, 200))
-        zaya("--train-vocab", 320, "--input", a, b, "--output", d / "small.json")
+        zaya("--train-vocab", 300, "--input", a, b, "--output", d / "small.json")
         wide = json.loads((d / "small.json").read_text())
         first = len(wide["model"]["vocab"])
         extra = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=False)
