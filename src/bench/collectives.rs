@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+#[cfg(feature = "mpi")]
+use crate::parallel::Transport;
 use crate::parallel::bucket;
 use crate::parallel::group::even_pieces;
 use crate::parallel::threads::Hub;
-use crate::parallel::{Channel, Comm, Group, Stages, Transport};
+use crate::parallel::{Channel, Comm, Group, Stages};
 use crate::robust::median;
 
 /// Bytes of the messages that are measured; the smallest tells what an operation costs at least.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use super::backend::{self, Fitted, require_bf16};
+use super::gpu;
 use super::run::{EngineKind, Options, Run};
 use super::stages;
 use super::step::{StepConfig, agree};
@@ -303,20 +304,20 @@ fn train(recipe: &Recipe, options: &Options, stop: &Stop, comm: Arc<Comm>, local
                 *sized.insert(bytes)
             }
         };
+        let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
         match options.engine {
             EngineKind::Hip => {
-                let engine = backend::on_gpu(&recipe, local_rank)?;
+                let Fitted { engine, recipe, reduced_from } = gpu::fitting(&recipe, local_rank, Some((layout, cutting)), fits)?;
                 let together =
-                    rccl::together(&engine.backend, mesh, &recipe.model, cutting, bucket_bytes, recipe.parallel.timeout)?;
+                    rccl::together(&engine.backend, mesh.clone(), &recipe.model, cutting, bucket_bytes, recipe.parallel.timeout)?;
                 let together = in_order(together, &engine.backend, &recipe)?;
-                let ended = Run::start(engine, &together, &recipe, leg, options, stop, None)?.train()?;
+                let ended = Run::start(engine, &together, &recipe, leg, options, stop, reduced_from)?.train()?;
                 together.finish();
                 Ok(ended)
             }
             EngineKind::Cpu | EngineKind::Candle => {
-                let fits = |here: bool| Ok(!agree(Some(&mesh.world), !here)?);
                 let Fitted { engine, recipe, reduced_from } = backend::fitting(&recipe, Some((layout, cutting)), fits)?;
-                let together = Together::new(mesh, &recipe.model, cutting, bucket_bytes)?;
+                let together = Together::new(mesh.clone(), &recipe.model, cutting, bucket_bytes)?;
                 let together = in_order(together, &engine.backend, &recipe)?;
                 Run::start(engine, &together, &recipe, leg, options, stop, reduced_from)?.train()
             }

@@ -171,7 +171,7 @@ fn groups(world: usize) {
                 let comm = Comm::new(Arc::new(transport), Stages::Flat);
                 let mesh = Mesh::new(Layout { world, cp: 1, ep: 1 }, comm);
                 let hip = Hip::open(mesh.rank).unwrap();
-                assert_eq!(hip.device() as usize, mesh.rank);
+                assert_eq!(hip.device_number().unwrap() as usize, mesh.rank);
                 let links = Links::join(&hip, &mesh, Duration::from_secs(60)).unwrap();
                 sums_and_gathers(&links, mesh.rank, world);
                 parcels(&links, mesh.rank, world);
@@ -202,14 +202,14 @@ fn sums_and_gathers(links: &Links, me: usize, world: usize) {
         let mut data = hip.upload(&own, 1, n).unwrap();
         let at = data.address_mut(0);
         // SAFETY: a buffer of `n` numbers, used in this stream alone.
-        unsafe { link.reduce_scatter("sums", hip.main_stream(), at, &pieces) }.unwrap();
+        unsafe { link.reduce_scatter("sums", hip.main_stream().unwrap(), at, &pieces) }.unwrap();
         let sums = hip.download(&data).unwrap();
         for i in pieces[me].clone() {
             assert_eq!(sums[i], (0..world).map(|r| value(r, i)).sum::<f32>(), "{i} of {pieces:?}");
         }
         let at = data.address_mut(0);
         // SAFETY: as above.
-        unsafe { link.all_gather("gather", hip.main_stream(), at, Kind::F32, &pieces) }.unwrap();
+        unsafe { link.all_gather("gather", hip.main_stream().unwrap(), at, Kind::F32, &pieces) }.unwrap();
         let all = hip.download(&data).unwrap();
         assert!((0..n).all(|i| all[i] == (0..world).map(|r| value(r, i)).sum::<f32>()), "{pieces:?}");
     }
@@ -230,7 +230,7 @@ fn parcels(links: &Links, me: usize, world: usize) {
     let outgoing: Vec<Parcel> = others().zip(&send).flat_map(|(to, b)| cut(to, b.address(0), b.len())).collect();
     let incoming: Vec<Parcel> = others().zip(&mut come).flat_map(|(from, b)| cut(from, b.address_mut(0), b.len())).collect();
     // SAFETY: buffers of those sizes, used in this stream alone.
-    unsafe { link.exchange("parcels", hip.main_stream(), &outgoing, &incoming) }.unwrap();
+    unsafe { link.exchange("parcels", hip.main_stream().unwrap(), &outgoing, &incoming) }.unwrap();
     for (from, buf) in others().zip(&come) {
         assert!(hip.download(buf).unwrap().iter().all(|x| *x == (10 * from + me) as f32), "from {from} to {me}");
     }

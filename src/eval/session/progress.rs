@@ -226,7 +226,8 @@ mod tests {
         registry.add_path(&path).unwrap();
         let Node::Task(spec) = registry.resolve("t").unwrap().remove(0) else { panic!("a group") };
         let docs = (0..3).map(|i| json!({"q": format!("q{i}"), "a": 1, "c": ["x", "y"]})).collect();
-        let built = [build(&spec, &Library::of("t".into(), docs), &Templates::default(), &Options::default()).unwrap()];
+        let built = build(&spec, &Library::of("t".into(), docs), &Templates::default(), &Options::default()).unwrap();
+        let built = [Arc::new(built)];
         let planned = vec![Planned::Pair { pair: Pair::default(), cut: 0 }; 6];
         let plans = [TaskPlan { planned, counts: Counts::default() }];
         let mut progress = Progress::new(Running::new(&built, &plans));

@@ -329,7 +329,8 @@ fn enqueue(batch: Vec<Pending>) -> Result<(), Failure> {
         }
         let Some(results) = communicator.run(ticket, &requests) else { return };
         for request in &requests {
-            counters::record(&format!("nccl{:?}", request.kind), &counters::Counts { launches: 1, ..Default::default() });
+            let call = counters::Counts { launches: 1, ..Default::default() };
+            counters::record(&format!("nccl{:?}", request.kind), &call, &Default::default());
         }
         for (pending, result) in batch.iter().zip(results) {
             let Some((place, bytes)) = &pending.target else { continue };
