@@ -15,7 +15,7 @@ const LARGE_PAGE: usize = 2 << 20;
 pub struct Pages<T> {
     start: NonNull<T>,
     count: usize,
-    owner: Owner<T>,
+    _owner: Owner<T>,
 }
 
 enum Owner<T> {
@@ -33,7 +33,7 @@ impl<T: Copy + Zeroable> Pages<T> {
         Self::large(count).unwrap_or_else(|| {
             let mut table = vec![T::zeroed(); count];
             let start = NonNull::new(table.as_mut_ptr()).unwrap_or(NonNull::dangling());
-            Self { start, count, owner: Owner::Small(table) }
+            Self { start, count, _owner: Owner::Small(table) }
         })
     }
 
@@ -50,7 +50,7 @@ impl<T: Copy + Zeroable> Pages<T> {
         let _ = map.advise(memmap2::Advice::HugePage);
         let skip = map.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
         let start = NonNull::new(map[skip..].as_mut_ptr().cast())?;
-        Some(Self { start, count, owner: Owner::Large(map) })
+        Some(Self { start, count, _owner: Owner::Large(map) })
     }
 }
 
