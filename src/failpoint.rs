@@ -97,6 +97,8 @@ pub const POINTS: &[Point] = &[
     point("ckpt.retain", Kind::Counted, "an old checkpoint is about to be deleted"),
     point("ckpt.retain_renamed", Kind::Counted, "an old checkpoint has lost its name, its manifest is still there"),
     point("ckpt.retain_manifest_gone", Kind::Counted, "an old checkpoint has lost its manifest, its data is still there"),
+    point("shard.before_publish", Kind::Counted, "a token shard is complete under temporary names"),
+    point("shard.before_index", Kind::Counted, "a token shard has its names, but for the index"),
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

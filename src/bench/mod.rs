@@ -1,5 +1,5 @@
-//! `zaya bench`: what this machine reaches, and what zaya reaches on it. Everything goes through `trait Backend`, on numbers
-//! and tokens that are made up; only the part `data` reads a recipe's training data.
+//! `zaya bench`: what this machine reaches, and what zaya reaches on it. The model's parts go through `trait Backend`, on numbers
+//! and tokens that are made up; only the part `data` reads a recipe's training data, and `tokenize` text.
 
 pub mod case;
 mod checkpoint;
@@ -17,6 +17,7 @@ mod synthetic;
 mod table;
 mod table_of_devices;
 mod timing;
+mod tokenize;
 mod verbs;
 
 use anyhow::Result;
@@ -31,6 +32,7 @@ pub use ranks::RanksLine;
 pub use report::*;
 pub use sweep::{Point, Sweep};
 pub use timing::Times;
+pub use tokenize::{TokenizeInput, TokenizeLine};
 
 use crate::machine::Peaks;
 use crate::recipe::Recipe;
@@ -47,6 +49,7 @@ pub enum Part {
     Ranks,
     Checkpoint,
     Data,
+    Tokenize,
 }
 
 #[derive(Debug, Clone)]
@@ -64,6 +67,8 @@ pub struct Options {
     pub ranks: usize,
     /// Where `Checkpoint` writes; None = a temporary folder beside the recipe's run.
     pub dir: Option<PathBuf>,
+    /// What `Tokenize` works on.
+    pub tokenize: Option<TokenizeInput>,
     /// Of each measurement.
     pub seconds: f64,
 }
@@ -116,6 +121,13 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         }
         None => None,
     };
+    let tokenize = match options.tokenize.as_ref().filter(|_| wants(Part::Tokenize)) {
+        Some(input) => {
+            progress("tokenizing");
+            Some(tokenize::measure(input, STEP_TIMES * seconds)?)
+        }
+        None => None,
+    };
     let mut cases = Vec::with_capacity(options.cases.len());
     for case in &options.cases {
         progress(&case.to_string());
@@ -125,7 +137,8 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         true => Some(sweep::on_cpu(recipe, options.largest, seconds, progress)?),
         false => None,
     };
-    let needs_peaks = options.parts.iter().any(|p| !matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint | Part::Data));
+    let without_peaks = |p: &Part| matches!(p, Part::Collectives | Part::Ranks | Part::Checkpoint | Part::Data | Part::Tokenize);
+    let needs_peaks = options.parts.iter().any(|p| !without_peaks(p));
     let peaks = needs_peaks.then(|| {
         progress("the machine");
         Peaks::measure(14.0 * seconds)
@@ -148,6 +161,7 @@ pub fn run(recipe: Option<&Recipe>, options: &Options, progress: &dyn Fn(&str)) 
         ranks,
         checkpoint,
         data,
+        tokenize,
         step: step.map(|(s, precision)| s.against(peaks.as_ref(), precision)),
         peaks,
         cases,

@@ -12,6 +12,7 @@ use super::ranks::RanksLine;
 use super::sweep::Sweep;
 use super::table;
 use super::timing::Times;
+use super::tokenize::TokenizeLine;
 use crate::machine::{self, Cpu, Peaks};
 use crate::model::params::ParamTable;
 use crate::plan::flops::Flops;
@@ -50,6 +51,8 @@ pub struct Report {
     pub checkpoint: Option<CheckpointLine>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<DataLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenize: Option<TokenizeLine>,
     pub cases: Vec<CaseLine>,
 }
 
@@ -73,6 +76,7 @@ impl Report {
             ranks: None,
             checkpoint: None,
             data: None,
+            tokenize: None,
             cases: Vec::new(),
         }
     }

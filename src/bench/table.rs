@@ -7,6 +7,7 @@ use super::data::DataLine;
 use super::ranks::RanksLine;
 use super::report::{CaseLine, GemmLine, Report, StepLine, VerbLine};
 use super::table_of_devices;
+use super::tokenize::TokenizeLine;
 use crate::machine::{ComputePeak, Peak, Peaks};
 use crate::tensor::backend::Precision;
 
@@ -44,6 +45,9 @@ pub fn of(report: &Report) -> String {
     }
     if let Some(line) = &report.data {
         data(&mut out, line);
+    }
+    if let Some(line) = &report.tokenize {
+        tokenize(&mut out, line);
     }
     if let Some(found) = &report.collectives {
         table_of_devices::collectives(&mut out, found);
@@ -92,6 +96,33 @@ fn checkpoint(out: &mut String, l: &CheckpointLine) {
     row("verify, hashes of whole files too", l.verify_all_s, format!("{} of reading", percent(l.verify_all_fraction)));
     let cache = if l.cache_dropped { "was told to forget" } else { "may have kept, wholly or in part," };
     let _ = writeln!(out, "{} rounds; before each pass of reading the system {cache} the files", l.rounds);
+}
+
+fn tokenize(out: &mut String, l: &TokenizeLine) {
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    let (documents, text, file) = (l.documents, megabytes(l.text_bytes), megabytes(l.file_bytes));
+    let _ = writeln!(
+        out,
+        "\n# Tokenizing {documents} documents, {text:.1} MB of text in {file:.1} MB of files, {} times in a row\n",
+        l.passes
+    );
+    for (name, rate) in [
+        ("tokenizer alone, texts in memory", &l.tokenizer),
+        ("reading, decompressing, JSON", &l.reading),
+        ("files to shard, 1 worker", &l.one_worker),
+        ("files to shard, 2 workers", &l.two_workers),
+    ] {
+        let time = seconds(rate.times.median_s);
+        let _ = writeln!(out, "{name:<40} {time:>11} {:>8.1} MB/s {:>8.1} MB a CPU second", rate.mb_per_s, rate.mb_per_cpu_s);
+    }
+    let _ = writeln!(
+        out,
+        "1 worker reaches {} of the tokenizer alone by CPU time, {} by wall time; 2 workers are {:.2} times as fast; {} rounds",
+        percent(l.of_tokenizer),
+        percent(l.of_tokenizer_wall),
+        l.speedup,
+        l.rounds
+    );
 }
 
 fn machine(out: &mut String, p: &Peaks) {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use super::BackendName;
-use crate::bench::{self, Case, Options, Part};
+use crate::bench::{self, Case, Options, Part, TokenizeInput};
 use crate::error::{bad_input, exit_code};
 use crate::parallel::launch;
 use crate::recipe;
@@ -58,6 +58,18 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
 
+    /// The tokenizer.json of the part `tokenize`.
+    #[arg(long, value_name = "FILE", requires = "input")]
+    tokenizer: Option<PathBuf>,
+
+    /// Files that the part `tokenize` reads, as `zaya tokenize --input`.
+    #[arg(long, value_name = "F", num_args = 1.., requires = "tokenizer")]
+    input: Vec<PathBuf>,
+
+    /// Field of the inputs that holds the text.
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    field: String,
+
     /// One kernel at a given shape, such as gemm:m=4096,n=256,k=256 or
     /// linear_ce:tokens=4096,dim=256,vocab=32768,precision=bf16. May be given many times.
     #[arg(long, value_name = "SPEC")]
@@ -90,6 +102,8 @@ enum PartName {
     Checkpoint,
     /// Reading the recipe's training data, against what training uses up.
     Data,
+    /// Text files to token shards, against the tokenizer alone; needs --tokenizer and --input, no recipe.
+    Tokenize,
 }
 
 impl PartName {
@@ -107,6 +121,7 @@ impl PartName {
             Self::Ranks => Part::Ranks,
             Self::Checkpoint => Part::Checkpoint,
             Self::Data => Part::Data,
+            Self::Tokenize => Part::Tokenize,
         }
     }
 }
@@ -132,6 +147,10 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     if args.sweep && !asked.is_empty() && !asked.contains(&PartName::Gemm) {
         return Err(bad_input("--sweep is of the part `gemm`: name that part, too"));
     }
+    let tokenize = args.tokenizer.map(|tokenizer| TokenizeInput { tokenizer, inputs: args.input, field: args.field });
+    if asked.contains(&PartName::Tokenize) && tokenize.is_none() {
+        return Err(bad_input("the part `tokenize` works on text of yours: give --tokenizer FILE and --input F ..."));
+    }
     let to_stdout = args.json.as_deref().is_some_and(|p| p.as_os_str() == "-");
     if let Some(path) = args.json.as_deref().filter(|_| !to_stdout) {
         super::claim_output(path)?;
@@ -146,7 +165,8 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
     };
     let largest = args.largest.map(|n| n as usize);
     let (sweep, cases) = (args.sweep, args.case);
-    let options = Options { on_gpu, parts, sweep, largest, cases, ranks: args.ranks, dir: args.dir, seconds: args.seconds };
+    let options =
+        Options { on_gpu, parts, sweep, largest, cases, ranks: args.ranks, dir: args.dir, tokenize, seconds: args.seconds };
     let threads = args.threads.or_else(|| recipe.as_ref()?.train.threads);
     // Of processes that measure together, one speaks for all.
     let launch = if cfg!(feature = "mpi") { launch::detect(|name| std::env::var(name).ok())? } else { None };
@@ -185,7 +205,7 @@ fn check(args: &Args, asked: &[PartName], has_recipe: bool) -> Result<()> {
     }
     // Without a recipe the sweep has no shapes of a model to mark.
     let needs_recipe = |p: &&PartName| match p {
-        PartName::Machine | PartName::Collectives => false,
+        PartName::Machine | PartName::Collectives | PartName::Tokenize => false,
         PartName::Gemm => !args.sweep,
         _ => true,
     };

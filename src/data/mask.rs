@@ -92,16 +92,22 @@ impl MaskWriter {
         self.file.write_all(marks).with_context(|| format!("writing {}{TEMPORARY}", self.prefix.display()))
     }
 
-    /// Makes the file durable and gives it its name; its size and hash. The shard's index must not be there: whoever sees an index
-    /// takes the mask beside it for the shard's own.
-    pub fn publish(&mut self) -> Result<(u64, String)> {
+    /// Makes the file durable; its size and hash.
+    pub fn finish(&mut self) -> Result<(u64, String)> {
         let writing = || format!("writing {}{TEMPORARY}", self.prefix.display());
         self.file.flush().with_context(writing)?;
         self.file.get_ref().sync_all().with_context(writing)?;
+        Ok((self.bytes, format!("{:016x}", self.hash.finish())))
+    }
+
+    /// Finishes the file and gives it its name. The shard's index must not be there: whoever sees an index takes the mask beside
+    /// it for the shard's own.
+    pub fn publish(&mut self) -> Result<(u64, String)> {
+        let finished = self.finish()?;
         let (from, to) = (with_suffix(&self.prefix, TEMPORARY), with_suffix(&self.prefix, SUFFIX));
         std::fs::rename(&from, &to).with_context(|| format!("renaming {} to {}", from.display(), to.display()))?;
         self.published = true;
-        Ok((self.bytes, format!("{:016x}", self.hash.finish())))
+        Ok(finished)
     }
 }
 
@@ -112,19 +118,6 @@ impl Drop for MaskWriter {
             let _ = std::fs::remove_file(with_suffix(&self.prefix, TEMPORARY));
         }
     }
-}
-
-/// Removes the index and the mask of an older shard of this name, whose place a new one is about to take.
-pub fn remove_old(prefix: &Path) -> Result<()> {
-    for path in [with_suffix(prefix, ".idx"), with_suffix(prefix, SUFFIX)] {
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(e).with_context(|| format!("removing the old {}", path.display()));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -60,6 +60,16 @@ impl TokenType {
             Self::I32 => "int32",
         }
     }
+    /// Appends ids, all of which the type can hold, as they lie in a `.bin`.
+    pub fn append(self, ids: &[u32], bytes: &mut Vec<u8>) {
+        let first = bytes.len();
+        bytes.resize(first + ids.len() * self.bytes() as usize, 0);
+        let added = &mut bytes[first..];
+        match self {
+            Self::U16 => added.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(to, id)| *to = (*id as u16).to_le_bytes()),
+            Self::I32 => added.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(to, id)| *to = id.to_le_bytes()),
+        }
+    }
     fn from_code(code: u8) -> Result<Self> {
         let name = match code {
             8 => return Ok(Self::U16),
@@ -172,6 +182,10 @@ impl Shard {
     pub fn num_documents(&self) -> u64 {
         self.num_documents
     }
+    /// Sequences; zaya writes one a document.
+    pub fn num_sequences(&self) -> u64 {
+        self.num_sequences
+    }
     pub fn num_tokens(&self) -> u64 {
         self.bin.len() as u64 / self.token_type.bytes()
     }
@@ -181,6 +195,10 @@ impl Shard {
     /// What is known of its tokens, where it says more than that they are learnt.
     pub fn mask(&self) -> Option<&Mask> {
         self.mask.as_ref()
+    }
+    /// Contents of the `.bin`.
+    pub fn token_bytes(&self) -> &[u8] {
+        &self.bin
     }
     /// Contents of the `.idx`.
     pub fn index_bytes(&self) -> &[u8] {

@@ -6,6 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::text::corpus::Place;
+
 /// Value of `format`.
 pub const FORMAT: &str = "megatron-indexed-1";
 
@@ -30,6 +32,12 @@ pub struct Sidecar {
     pub replaced: Replaced,
     /// Tokens that stand for text the vocabulary cannot spell.
     pub unknown_tokens: u64,
+    /// Which documents were wanted; absent if all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selection: Option<SelectionInfo>,
+    /// Of a shard that is one of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
     pub bin_bytes: u64,
     pub bin_xxh3_64: String,
     pub idx_bytes: u64,
@@ -37,7 +45,7 @@ pub struct Sidecar {
     /// Of conversations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat: Option<ChatInfo>,
-    /// Inputs in the order they were read; their counts sum to those above.
+    /// Inputs in the order they were read; their counts sum to those above. Of a part, those that its documents come from.
     pub sources: Vec<SourceInfo>,
 }
 
@@ -49,6 +57,9 @@ pub struct TokenizerInfo {
     pub sha256: String,
     /// Largest id + 1: rows that a model's embedding needs at least.
     pub vocab_size: usize,
+    /// Version of the Unicode tables that text was cut by, where the engine of zaya's own did it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unicode: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,13 +93,69 @@ pub struct ChatInfo {
 /// Value of `mask_format`.
 pub const MASK_FORMAT: &str = "zaya-mask-1";
 
+/// Which documents were wanted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SelectionInfo {
+    /// Only the first of equal texts.
+    pub dedup: bool,
+    pub min_chars: Option<u64>,
+    pub max_chars: Option<u64>,
+    /// Conditions on fields of the record.
+    pub keep: Vec<String>,
+}
+
+/// Which part of a set a shard is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Hash of all that decides about the set's bytes: inputs, tokenizer, options.
+    pub set: String,
+    /// 0 for the first shard.
+    pub number: u32,
+    /// First record that was read for this shard.
+    pub from: Place,
+    /// First record of the next one; an input behind the last for the last shard.
+    pub to: Place,
+}
+
 /// Records that became no document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
     /// No text at all.
     pub empty: u64,
-    /// Unusable: malformed, without the field, or (with `--on-bad skip`) in need of repair.
+    /// Unusable: malformed, without the field, too large, or (with `--on-bad skip`) in need of repair.
     pub bad: u64,
+    /// Fewer or more characters than wanted.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub length: u64,
+    /// A condition on a field was not met.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub field: u64,
+    /// The same text came before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub duplicate: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Skipped {
+    pub fn all(&self) -> u64 {
+        self.empty + self.bad + self.length + self.field + self.duplicate
+    }
+}
+
+impl std::ops::Add for Skipped {
+    type Output = Self;
+    fn add(self, o: Self) -> Self {
+        Self {
+            empty: self.empty + o.empty,
+            bad: self.bad + o.bad,
+            length: self.length + o.length,
+            field: self.field + o.field,
+            duplicate: self.duplicate + o.duplicate,
+        }
+    }
 }
 
 /// Repairs to text that is not Unicode.
@@ -97,6 +164,13 @@ pub struct Replaced {
     pub documents: u64,
     /// U+FFFD put in.
     pub characters: u64,
+}
+
+impl std::ops::Add for Replaced {
+    type Output = Self;
+    fn add(self, o: Self) -> Self {
+        Self { documents: self.documents + o.documents, characters: self.characters + o.characters }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -112,7 +186,23 @@ pub struct SourceInfo {
     pub replaced: Replaced,
 }
 
+impl SourceInfo {
+    /// Adds the counts of another part of the same input.
+    pub fn add(&mut self, other: &Self) {
+        self.documents += other.documents;
+        self.tokens += other.tokens;
+        self.text_bytes += other.text_bytes;
+        self.skipped = self.skipped + other.skipped;
+        self.replaced = self.replaced + other.replaced;
+    }
+}
+
 impl Sidecar {
+    /// As it is written.
+    pub fn to_text(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
     /// The sidecar at `path`, or None where there is none: no such file, or JSON of another kind that has its name.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         let bytes = match std::fs::read(path) {

@@ -8,8 +8,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use twox_hash::XxHash3_64;
 
+use super::companions::{Companion, CompanionWriters, Origin};
+use super::mask::{self, MaskWriter};
 use super::shard::{HEADER_BYTES, MAGIC, TokenType, VERSION, with_suffix};
 use crate::error::bad_input;
+use crate::failpoint;
 
 /// Files of a shard in the order they are published. The index comes last: without it nobody sees a shard.
 pub(super) const SUFFIXES: [&str; 3] = [".bin", ".json", ".idx"];
@@ -23,6 +26,22 @@ pub struct Written {
     pub bin_xxh3_64: String,
     pub idx_bytes: u64,
     pub idx_xxh3_64: String,
+    /// Size and hash of the mask, where there is one.
+    pub mask: Option<(u64, String)>,
+}
+
+/// One document as it lies in the files.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    /// Ids as they lie in a `.bin`, checked by [`TokenType::append`]'s caller.
+    pub bytes: &'a [u8],
+    /// One a token where the shard has a mask, else none.
+    pub marks: &'a [u8],
+}
+
+/// Files of the same shard for other programs, where they were asked for; all of them go when a shard is replaced.
+fn companion_suffixes() -> impl Iterator<Item = &'static str> {
+    [Companion::Ds, Companion::Olmo].into_iter().flat_map(Companion::suffixes).copied()
 }
 
 /// Appends documents to `PREFIX.bin.tmp` and `PREFIX.idx.tmp`; [`ShardWriter::publish`] gives them their names. Dropped
@@ -34,6 +53,8 @@ pub struct ShardWriter {
     /// Header (filled in at the end), then the lengths as they come.
     idx: BufWriter<File>,
     bin_hash: XxHash3_64,
+    companions: CompanionWriters,
+    mask: Option<MaskWriter>,
     documents: u64,
     tokens: u64,
     bytes: Vec<u8>,
@@ -43,6 +64,11 @@ pub struct ShardWriter {
 impl ShardWriter {
     /// Refuses a prefix whose shard exists, unless `overwrite`, and one that another process is writing.
     pub fn create(prefix: &Path, token_type: TokenType, overwrite: bool) -> Result<Self> {
+        Self::create_with(prefix, token_type, overwrite, &[])
+    }
+
+    /// As [`ShardWriter::create`], with files for other programs.
+    pub fn create_with(prefix: &Path, token_type: TokenType, overwrite: bool, companions: &[Companion]) -> Result<Self> {
         check_prefix(prefix, overwrite)?;
         let bin = create_temporary(&with_suffix(prefix, ".bin.tmp"))?;
         let mut idx = BufWriter::with_capacity(1 << 16, create_temporary(&with_suffix(prefix, ".idx.tmp"))?);
@@ -53,6 +79,8 @@ impl ShardWriter {
             bin: BufWriter::with_capacity(1 << 20, bin),
             idx,
             bin_hash: XxHash3_64::new(),
+            companions: CompanionWriters::create(prefix, companions)?,
+            mask: None,
             documents: 0,
             tokens: 0,
             bytes: Vec::new(),
@@ -60,12 +88,17 @@ impl ShardWriter {
         })
     }
 
+    /// With `PREFIX.mask`; to be said before the first document, which [`ShardWriter::push_tokens`] then takes.
+    pub fn with_mask(mut self) -> Result<Self> {
+        self.mask = Some(MaskWriter::create(&self.prefix)?);
+        Ok(self)
+    }
+
     /// Appends one document of fewer than 2^31 tokens. An id that the type cannot hold is an error, never cut to fit.
     pub fn push(&mut self, ids: &[u32]) -> Result<()> {
         let len = i32::try_from(ids.len()).map_err(|_| {
             bad_input(format!("a document of {} tokens is too long: the format holds up to {} a document", ids.len(), i32::MAX))
         })?;
-        self.bytes.clear();
         let limit = match self.token_type {
             TokenType::U16 => u32::from(u16::MAX),
             TokenType::I32 => i32::MAX as u32,
@@ -73,16 +106,33 @@ impl ShardWriter {
         if let Some(id) = ids.iter().find(|id| **id > limit) {
             return Err(bad_input(format!("token id {id} does not fit into {}", self.token_type.name())));
         }
-        match self.token_type {
-            TokenType::U16 => self.bytes.extend(ids.iter().flat_map(|id| (*id as u16).to_le_bytes())),
-            TokenType::I32 => self.bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes())),
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.clear();
+        self.token_type.append(ids, &mut bytes);
+        let pushed = self.append(Tokens { bytes: &bytes, marks: &[] }, len, &Origin::default());
+        self.bytes = bytes;
+        pushed
+    }
+
+    /// Appends one document.
+    pub fn push_tokens(&mut self, document: Tokens<'_>, origin: &Origin<'_>) -> Result<()> {
+        let tokens = document.bytes.len() as u64 / self.token_type.bytes();
+        self.append(document, i32::try_from(tokens).context("a document has 2^31 tokens or more")?, origin)
+    }
+
+    fn append(&mut self, document: Tokens<'_>, tokens: i32, origin: &Origin<'_>) -> Result<()> {
+        let Tokens { bytes, marks } = document;
+        let wanted = if self.mask.is_some() { tokens as usize } else { 0 };
+        ensure!(marks.len() == wanted, "a document of {tokens} tokens has {} marks, {wanted} are needed", marks.len());
+        if let Some(mask) = &mut self.mask {
+            mask.write(marks)?;
         }
-        self.bin_hash.write(&self.bytes);
-        self.bin.write_all(&self.bytes).with_context(|| self.writing(".bin.tmp"))?;
-        self.idx.write_all(&len.to_le_bytes()).with_context(|| self.writing(".idx.tmp"))?;
+        self.bin_hash.write(bytes);
+        self.bin.write_all(bytes).with_context(|| self.writing(".bin.tmp"))?;
+        self.idx.write_all(&tokens.to_le_bytes()).with_context(|| self.writing(".idx.tmp"))?;
         self.documents += 1;
-        self.tokens += ids.len() as u64;
-        Ok(())
+        self.tokens += tokens as u64;
+        self.companions.push(self.tokens, tokens as u64, origin)
     }
 
     pub fn documents(&self) -> u64 {
@@ -92,12 +142,22 @@ impl ShardWriter {
         self.tokens
     }
 
+    pub fn bytes(&self) -> u64 {
+        self.tokens * self.token_type.bytes()
+    }
+
     /// Completes the index, makes everything durable, and gives the files their names: `.bin`, `.json`, then `.idx`.
     /// `sidecar` turns sizes and hashes into the text of `PREFIX.json`.
-    pub fn publish(mut self, sidecar: impl FnOnce(&Written) -> Result<String>) -> Result<Written> {
+    pub fn publish(self, sidecar: impl FnOnce(&Written) -> Result<String>) -> Result<Written> {
+        self.publish_from("", sidecar)
+    }
+
+    /// As [`ShardWriter::publish`]; `tokenizer` is what files for other programs call it.
+    pub fn publish_from(mut self, tokenizer: &str, sidecar: impl FnOnce(&Written) -> Result<String>) -> Result<Written> {
         self.bin.flush().with_context(|| self.writing(".bin.tmp"))?;
         self.bin.get_ref().sync_all().with_context(|| self.writing(".bin.tmp"))?;
         self.finish_index().with_context(|| self.writing(".idx.tmp"))?;
+        let mask = self.mask.as_mut().map(MaskWriter::finish).transpose()?;
         let (idx_bytes, idx_hash) = hash_file(&with_suffix(&self.prefix, ".idx.tmp"))?;
         let written = Written {
             documents: self.documents,
@@ -106,10 +166,13 @@ impl ShardWriter {
             bin_xxh3_64: format!("{:016x}", self.bin_hash.finish()),
             idx_bytes,
             idx_xxh3_64: format!("{idx_hash:016x}"),
+            mask,
         };
         let json = create_temporary(&with_suffix(&self.prefix, ".json.tmp"))?;
         (&json).write_all(sidecar(&written)?.as_bytes()).with_context(|| self.writing(".json.tmp"))?;
         json.sync_all().with_context(|| self.writing(".json.tmp"))?;
+        self.companions.finish(tokenizer, self.token_type)?;
+        failpoint::hit("shard.before_publish")?;
         self.rename_all()?;
         self.published = true;
         Ok(written)
@@ -141,20 +204,34 @@ impl ShardWriter {
         Ok(())
     }
 
-    fn rename_all(&self) -> Result<()> {
-        let sync = || sync_directory_of(&self.prefix);
+    fn rename_all(&mut self) -> Result<()> {
+        let prefix = self.prefix.clone();
+        let sync = || sync_directory_of(&prefix);
         // An index of an older shard must not meet a newer .bin, not even after a crash in between.
-        match std::fs::remove_file(with_suffix(&self.prefix, ".idx")) {
-            Ok(()) => sync()?,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e).with_context(|| format!("removing the old {}.idx", self.prefix.display())),
+        if remove_if_there(&with_suffix(&self.prefix, ".idx"))? {
+            sync()?;
         }
-        for suffix in SUFFIXES {
-            let to = with_suffix(&self.prefix, suffix);
-            let from = with_suffix(&to, ".tmp");
-            std::fs::rename(&from, &to).with_context(|| format!("renaming {} to {}", from.display(), to.display()))?;
+        let written = self.companions.suffixes();
+        for suffix in companion_suffixes().filter(|suffix| !written.contains(suffix)) {
+            remove_if_there(&with_suffix(&self.prefix, suffix))?;
         }
+        match &mut self.mask {
+            Some(mask) => drop(mask.publish()?),
+            None => drop(remove_if_there(&with_suffix(&self.prefix, mask::SUFFIX))?),
+        }
+        let (last, first) = (SUFFIXES[SUFFIXES.len() - 1], &SUFFIXES[..SUFFIXES.len() - 1]);
+        for suffix in first.iter().chain(&written).copied() {
+            self.rename(suffix)?;
+        }
+        failpoint::hit("shard.before_index")?;
+        self.rename(last)?;
         sync()
+    }
+
+    fn rename(&self, suffix: &str) -> Result<()> {
+        let to = with_suffix(&self.prefix, suffix);
+        let from = with_suffix(&to, ".tmp");
+        std::fs::rename(&from, &to).with_context(|| format!("renaming {} to {}", from.display(), to.display()))
     }
 
     fn writing(&self, suffix: &str) -> String {
@@ -165,7 +242,7 @@ impl ShardWriter {
 impl Drop for ShardWriter {
     fn drop(&mut self) {
         if !self.published {
-            for suffix in SUFFIXES {
+            for suffix in SUFFIXES.into_iter().chain(self.companions.suffixes()) {
                 // Best effort: a file that stays is overwritten by the next run.
                 let _ = std::fs::remove_file(with_suffix(&self.prefix, &format!("{suffix}.tmp")));
             }
@@ -195,6 +272,23 @@ pub fn check_prefix(prefix: &Path, overwrite: bool) -> Result<()> {
     let Some(parent) = prefix.parent().filter(|p| !p.as_os_str().is_empty()) else { return Ok(()) };
     std::fs::create_dir_all(parent)
         .map_err(|e| bad_input(format!("--output {shown}: the directory {} cannot be made: {e}", parent.display())))
+}
+
+/// Removes the files of a shard, its index first.
+pub(super) fn remove_shard(prefix: &Path) -> Result<()> {
+    for suffix in SUFFIXES.into_iter().rev().chain(companion_suffixes()).chain([mask::SUFFIX]) {
+        remove_if_there(&with_suffix(prefix, suffix))?;
+    }
+    Ok(())
+}
+
+/// True if there was such a file.
+pub(super) fn remove_if_there(path: &Path) -> Result<bool> {
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e).with_context(|| format!("removing the old {}", path.display())),
+    }
 }
 
 /// An empty file that this process alone writes, until it is closed.
@@ -231,7 +325,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Makes a rename in the directory of `path` durable.
-fn sync_directory_of(path: &Path) -> Result<()> {
+pub(super) fn sync_directory_of(path: &Path) -> Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -248,13 +342,13 @@ fn is_same_file(file: &File, path: &Path) -> bool {
     }
 }
 
-fn hash_file(path: &Path) -> Result<(u64, u64)> {
+/// Size of a file and its XXH3.
+pub(super) fn hash_file(path: &Path) -> Result<(u64, u64)> {
     let mut file = File::open(path).with_context(|| format!("reading {} back", path.display()))?;
     let (mut hash, mut bytes, mut buffer) = (XxHash3_64::new(), 0, vec![0; 1 << 18]);
     loop {
         let n = file.read(&mut buffer).with_context(|| format!("reading {} back", path.display()))?;
         if n == 0 {
-            ensure!(bytes > 0, "{} is empty", path.display());
             return Ok((bytes, hash.finish()));
         }
         hash.write(&buffer[..n]);

@@ -139,6 +139,11 @@ impl Encoder {
         self.unknown
     }
 
+    /// Version of the Unicode tables by which text is cut, where the engine does it.
+    pub fn unicode_version(&self) -> Option<&'static str> {
+        self.engine.is_ok().then(super::unicode_version)
+    }
+
     /// A sentence for the user if the fast engine does not take this tokenizer.
     pub fn slow_because(&self) -> Option<String> {
         let why = self.engine.as_ref().err()?;
@@ -147,27 +152,32 @@ impl Encoder {
 
     /// Ids of `text`, without anything added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let ids = match &self.engine {
-            Ok(engine) => self.by_engine(engine, text),
-            Err(_) => None,
-        };
-        let ids = ids.map_or_else(|| self.by_tokenizers(text), Ok)?;
-        if let Some(id) = ids.iter().find(|id| self.forbidden.get(**id as usize).is_none_or(|forbidden| *forbidden)) {
-            let token = self.plain.id_to_token(*id).unwrap_or_default();
-            return Err(anyhow!("the tokenizer made the special token `{token}` (id {id}) from plain text"));
-        }
+        let mut ids = Vec::new();
+        self.encode_into(text, &mut ids)?;
         Ok(ids)
     }
 
-    /// Ids by the engine; none if the text is too long for it.
-    fn by_engine(&self, engine: &Engine, text: &str) -> Option<Vec<u32>> {
+    /// Appends the ids of `text` to `ids`; what is appended before an error means nothing.
+    pub fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+        let first = ids.len();
+        let done = self.engine.as_ref().is_ok_and(|engine| self.by_engine(engine, text, ids));
+        if !done {
+            ids.extend(self.by_tokenizers(text)?);
+        }
+        if let Some(id) = ids[first..].iter().find(|id| self.forbidden.get(**id as usize).is_none_or(|forbidden| *forbidden)) {
+            let token = self.plain.id_to_token(*id).unwrap_or_default();
+            return Err(anyhow!("the tokenizer made the special token `{token}` (id {id}) from plain text"));
+        }
+        Ok(())
+    }
+
+    /// Appends ids by the engine; false, and nothing appended, if the text is too long for it.
+    fn by_engine(&self, engine: &Engine, text: &str, ids: &mut Vec<u32>) -> bool {
         WORKER.with_borrow_mut(|slot| {
             if slot.as_ref().is_none_or(|(number, _)| *number != self.number) {
                 *slot = Some((self.number, Worker::new(CACHE_BYTES)));
             }
-            let (_, worker) = slot.as_mut()?;
-            let mut ids = Vec::new();
-            worker.encode(engine, text, &mut ids).then_some(ids)
+            slot.as_mut().is_some_and(|(_, worker)| worker.encode(engine, text, ids))
         })
     }
 

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::Deserializer as _;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 
-use super::corpus::Layout;
+use super::corpus::{Block, Content, Layout};
+use super::filter::{Condition, Value};
 
 /// What to do with a record that is not as it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,8 @@ pub enum Fault {
     NotUnicode(u64),
     /// For another reason, in words that follow "FILE line N ".
     Unusable(String),
+    /// Bytes of a record that has more than are allowed.
+    TooLong(u64),
 }
 
 impl Fault {
@@ -49,17 +52,54 @@ impl Fault {
             Self::NotAString(why) => format!("has a field `{field}` that is not text: {why}"),
             Self::NotUnicode(n) => format!("is not Unicode in {n} place{}", if *n == 1 { "" } else { "s" }),
             Self::Unusable(why) => why.clone(),
+            Self::TooLong(n) => format!("has {n} bytes, more than a record may have (--max-record-bytes)"),
         }
     }
 }
 
-/// The document in a record.
-pub fn document(bytes: &[u8], layout: Layout, field: &str, on_bad: OnBad) -> Result<Document, Fault> {
-    let document = match layout {
-        Layout::Text => repair(bytes),
-        Layout::JsonLines => repair(&json_field(bytes, field)?),
+/// Bytes of a record of a block.
+pub fn bytes_of(block: &Block, number: usize) -> Result<&[u8], Fault> {
+    let record = &block.records[number];
+    match record.content {
+        Content::TooLong(n) => Err(Fault::TooLong(n)),
+        Content::Null => Err(Fault::NotAString("null".into())),
+        Content::Bytes(_) => Ok(block.bytes(record)),
+    }
+}
+
+/// The document in a record of a block, and whether it meets all conditions.
+pub fn document_of(
+    block: &Block,
+    number: usize,
+    layout: Layout,
+    field: &str,
+    on_bad: OnBad,
+    keep: &[Condition],
+) -> Result<(Document, bool), Fault> {
+    let bytes = bytes_of(block, number)?;
+    let (document, met) = match layout {
+        Layout::Text => (repair(bytes), keep.is_empty()),
+        Layout::JsonLines => {
+            let (text, met) = json_field(bytes, field, keep)?;
+            (repair_owned(text), met)
+        }
+        Layout::Parquet => {
+            let values = &block.fields[number * keep.len()..][..keep.len()];
+            (repair(bytes), keep.iter().zip(values).all(|(condition, value)| condition.is_met(value)))
+        }
     };
-    if document.replaced > 0 && on_bad != OnBad::Replace { Err(Fault::NotUnicode(document.replaced)) } else { Ok(document) }
+    if document.replaced > 0 && on_bad != OnBad::Replace {
+        return Err(Fault::NotUnicode(document.replaced));
+    }
+    Ok((document, met))
+}
+
+/// As [`repair`], without a copy where there is nothing to repair.
+fn repair_owned(bytes: Vec<u8>) -> Document {
+    match String::from_utf8(bytes) {
+        Ok(text) => Document { text, replaced: 0 },
+        Err(e) => repair(e.as_bytes()),
+    }
 }
 
 /// UTF-8 with one U+FFFD for each part that is not: a lone surrogate (three bytes, as JSON's `\ud800` comes here) or, as
@@ -82,9 +122,9 @@ fn repair(bytes: &[u8]) -> Document {
     document
 }
 
-/// Raw bytes of a top-level field of a JSON object; the last one counts if there are several. The value may hold lone
-/// surrogates and bytes that are not UTF-8.
-fn json_field(line: &[u8], field: &str) -> Result<Vec<u8>, Fault> {
+/// Raw bytes of a top-level field of a JSON object, and whether the object meets all conditions; the last one counts if a field
+/// stands there several times. The value may hold lone surrogates and bytes that are not UTF-8.
+fn json_field(line: &[u8], field: &str, keep: &[Condition]) -> Result<(Vec<u8>, bool), Fault> {
     if line.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
         // Tell "not JSON" from "JSON, but not an object".
         return Err(match serde_json::from_slice::<IgnoredAny>(line) {
@@ -93,10 +133,13 @@ fn json_field(line: &[u8], field: &str) -> Result<Vec<u8>, Fault> {
         });
     }
     let mut json = serde_json::Deserializer::from_slice(line);
-    let found = json.deserialize_map(FieldVisitor(field.as_bytes()));
+    let found = json.deserialize_map(FieldVisitor { field, keep });
     match found.and_then(|found| json.end().map(|()| found)) {
-        Ok(Some(text)) => Ok(text),
-        Ok(None) => Err(Fault::NoField),
+        Ok((Some(text), values)) => {
+            let met = keep.iter().zip(&values).all(|(condition, value)| condition.is_met(value));
+            Ok((text, met))
+        }
+        Ok((None, _)) => Err(Fault::NoField),
         Err(e) if e.is_data() => Err(Fault::NotAString(explain(&e))),
         Err(e) => Err(Fault::NotJson(explain(&e))),
     }
@@ -119,46 +162,78 @@ pub fn field_names(line: &[u8]) -> Vec<String> {
     }
 }
 
-/// Looks for the field of this name.
-struct FieldVisitor<'a>(&'a [u8]);
+/// Looks for the text, and for what conditions ask about.
+struct FieldVisitor<'a> {
+    field: &'a str,
+    keep: &'a [Condition],
+}
 
 impl<'de> Visitor<'de> for FieldVisitor<'_> {
-    type Value = Option<Vec<u8>>;
+    type Value = (Option<Vec<u8>>, Vec<Value>);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut found = None;
-        while let Some(is_field) = map.next_key_seed(KeySeed(self.0))? {
-            if is_field {
-                found = Some(map.next_value_seed(TextSeed)?);
-            } else {
-                map.next_value::<IgnoredAny>()?;
+        let mut text = None;
+        let mut values = vec![Value::Absent; self.keep.len()];
+        let keys = KeySeed { field: self.field.as_bytes(), keep: self.keep };
+        while let Some(key) = map.next_key_seed(keys)? {
+            match key {
+                Key::Other => drop(map.next_value::<IgnoredAny>()?),
+                Key::Text => {
+                    let bytes = map.next_value_seed(TextSeed)?;
+                    for (condition, value) in self.keep.iter().zip(&mut values).filter(|(c, _)| c.field() == self.field) {
+                        *value = condition.look(self.field, &String::from_utf8_lossy(&bytes).into()).unwrap_or_default();
+                    }
+                    text = Some(bytes);
+                }
+                Key::Asked(key) => {
+                    let root: serde_json::Value = map.next_value()?;
+                    for (condition, value) in self.keep.iter().zip(&mut values).filter(|(c, _)| c.concerns(key.as_bytes())) {
+                        *value = condition.look(&key, &root).unwrap_or_default();
+                    }
+                }
             }
         }
-        Ok(found)
+        Ok((text, values))
     }
 }
 
-/// Compares a key with the field's name, as bytes: a key that is not Unicode is merely another key.
-struct KeySeed<'a>(&'a [u8]);
+/// What a key of the object is.
+enum Key {
+    Text,
+    /// Conditions ask about it.
+    Asked(String),
+    Other,
+}
+
+/// Compares a key with names, as bytes: a key that is not Unicode is merely another key.
+#[derive(Clone, Copy)]
+struct KeySeed<'a> {
+    field: &'a [u8],
+    keep: &'a [Condition],
+}
 
 impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
-    type Value = bool;
-    fn deserialize<D: serde::Deserializer<'de>>(self, d: D) -> Result<bool, D::Error> {
+    type Value = Key;
+    fn deserialize<D: serde::Deserializer<'de>>(self, d: D) -> Result<Key, D::Error> {
         d.deserialize_bytes(self)
     }
 }
 
 impl Visitor<'_> for KeySeed<'_> {
-    type Value = bool;
+    type Value = Key;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
     }
-    fn visit_bytes<E>(self, v: &[u8]) -> Result<bool, E> {
-        Ok(v == self.0)
+    fn visit_bytes<E>(self, v: &[u8]) -> Result<Key, E> {
+        Ok(match std::str::from_utf8(v) {
+            _ if v == self.field => Key::Text,
+            Ok(key) if self.keep.iter().any(|condition| condition.concerns(v)) => Key::Asked(key.to_string()),
+            _ => Key::Other,
+        })
     }
 }
 
@@ -186,8 +261,12 @@ impl Visitor<'_> for TextSeed {
 mod tests {
     use super::*;
 
+    fn document(bytes: &[u8], layout: Layout, keep: &[&str], on_bad: OnBad) -> Result<(Document, bool), Fault> {
+        let keep: Vec<Condition> = keep.iter().map(|c| c.parse().unwrap()).collect();
+        document_of(&Block::of_one(bytes), 0, layout, "text", on_bad, &keep)
+    }
     fn json(line: &[u8]) -> Result<Document, Fault> {
-        document(line, Layout::JsonLines, "text", OnBad::Replace)
+        document(line, Layout::JsonLines, &[], OnBad::Replace).map(|(document, _)| document)
     }
     fn text(line: &[u8]) -> String {
         json(line).unwrap().text
@@ -237,13 +316,34 @@ mod tests {
             (b"\xf0\x9f\x98", "\u{fffd}", 1),
             (b"\xc0\x80", "\u{fffd}\u{fffd}", 2),
         ] {
-            let got = document(bytes, Layout::Text, "text", OnBad::Replace).unwrap();
+            let got = document(bytes, Layout::Text, &[], OnBad::Replace).unwrap().0;
             assert_eq!((got.text.as_str(), got.replaced), (expected, replaced), "{bytes:x?}");
             assert_eq!(got.text, String::from_utf8_lossy(bytes));
             for policy in [OnBad::Skip, OnBad::Fail] {
-                assert_eq!(document(bytes, Layout::Text, "text", policy), Err(Fault::NotUnicode(replaced)));
+                assert_eq!(document(bytes, Layout::Text, &[], policy), Err(Fault::NotUnicode(replaced)));
             }
         }
+    }
+
+    #[test]
+    fn conditions_look_at_the_record() {
+        let met = |line: &str, keep: &[&str]| document(line.as_bytes(), Layout::JsonLines, keep, OnBad::Replace).unwrap().1;
+        let line = r#"{"score":0.7,"text":"abc","meta":{"lang":"en","n":[1]},"score":0.2,"dup":"\ud83d"}"#;
+        for (keep, expected) in [
+            (&[][..], true),
+            (&["score<0.5"], true),
+            (&["score>0.5"], false),
+            (&["score<0.5", "meta.lang==en"], true),
+            (&["score<0.5", "meta.lang==de"], false),
+            (&["text==abc"], true),
+            (&["text==abd"], false),
+            (&["absent!=1"], false),
+            (&["meta.n!=1"], false),
+        ] {
+            assert_eq!(met(line, keep), expected, "{keep:?}");
+        }
+        // Plain text has no fields.
+        assert!(!document(b"abc", Layout::Text, &["a>1"], OnBad::Replace).unwrap().1);
     }
 
     #[test]

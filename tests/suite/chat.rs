@@ -17,7 +17,7 @@ use zaya::text::record::OnBad;
 use crate::encoder::tokenizer;
 
 /// Turns as `<|start|>role\ncontent<|end|>\n`.
-const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}
+pub const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}
     {{- '<|start|>' + m.role + '\\n' + m.content | trim + '<|end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}
@@ -34,14 +34,14 @@ const MARKING: &str = "{{ bos_token }}{% for m in messages %}
     {%- endif %}
 {%- endfor %}";
 
-struct Lab {
-    dir: TempDir,
-    tokenizer: PathBuf,
+pub struct Lab {
+    pub dir: TempDir,
+    pub tokenizer: PathBuf,
 }
 
 impl Lab {
     /// A tokenizer (290 entries and five added tokens; 0 ends a document) with a chat template beside it.
-    fn new(template: &str) -> Self {
+    pub fn new(template: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let added = [("<|start|>", true), ("<|end|>", true), ("<bos>", true), ("<think>", false), ("</think>", false)];
         let tokenizer = tokenizer(dir.path(), &added);
@@ -53,7 +53,7 @@ impl Lab {
         Self { dir, tokenizer }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -78,7 +78,7 @@ impl Lab {
     }
 }
 
-fn read(prefix: &Path) -> Vec<(Vec<u32>, Vec<u8>)> {
+pub fn read(prefix: &Path) -> Vec<(Vec<u32>, Vec<u8>)> {
     let dataset = Dataset::open(&[prefix.to_path_buf()]).unwrap();
     let one = |d| {
         let (start, end) = dataset.document(d).unwrap();
@@ -90,7 +90,7 @@ fn read(prefix: &Path) -> Vec<(Vec<u32>, Vec<u8>)> {
     (0..dataset.num_documents()).map(one).collect()
 }
 
-fn chat(turns: &[(&str, &str)]) -> Value {
+pub fn chat(turns: &[(&str, &str)]) -> Value {
     json!({"messages": turns.iter().map(|(role, content)| json!({"role": role, "content": content})).collect::<Vec<_>>()})
 }
 

@@ -3,6 +3,7 @@
 mod balance;
 mod bench;
 mod chat;
+mod chat_sets;
 mod checkpoint;
 mod checkpoint_kill;
 mod checkpoint_pool;
@@ -30,5 +31,9 @@ mod reshard;
 mod reshard_memory;
 mod s3_server;
 mod tokenize;
+mod tokenize_readers;
+mod tokenize_reports;
+mod tokenize_sets;
+mod tokenize_upkeep;
 mod training_oracle;
 mod vocab;

@@ -21,7 +21,7 @@ use crate::encoder::tokenizer;
 
 /// Keeps what is told.
 #[derive(Default)]
-struct Told(Vec<String>);
+pub struct Told(pub Vec<String>);
 
 impl Watcher for Told {
     fn progress(&mut self, _: u64) {}
@@ -30,7 +30,7 @@ impl Watcher for Told {
     }
 }
 
-fn job(tokenizer: &Path, inputs: &[PathBuf], output: &Path) -> TokenizeJob {
+pub fn job(tokenizer: &Path, inputs: &[PathBuf], output: &Path) -> TokenizeJob {
     TokenizeJob {
         corpus: Corpus {
             inputs: inputs.iter().map(|p| Input::find(p, None).unwrap()).collect(),
@@ -47,7 +47,7 @@ fn job(tokenizer: &Path, inputs: &[PathBuf], output: &Path) -> TokenizeJob {
 }
 
 /// Documents of a shard, as ids.
-fn documents(prefix: &Path) -> Vec<Vec<u32>> {
+pub fn documents(prefix: &Path) -> Vec<Vec<u32>> {
     let dataset = Dataset::open(&[prefix.to_path_buf()]).unwrap();
     dataset.shards()[0].verify_index().unwrap();
     let read = |d| {
@@ -60,7 +60,7 @@ fn documents(prefix: &Path) -> Vec<Vec<u32>> {
 }
 
 /// Everything in `dir` whose name begins with "out".
-fn outputs(dir: &Path) -> Vec<String> {
+pub fn outputs(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(dir)
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -72,11 +72,15 @@ fn outputs(dir: &Path) -> Vec<String> {
 
 /// Tokenizes one file of these bytes; returns the documents' texts (each must end with the end-of-document id and have no
 /// other), the sidecar, and what was told.
-fn run(name: &str, bytes: &[u8]) -> (Vec<String>, Sidecar, Vec<String>) {
+pub fn run(name: &str, bytes: &[u8]) -> (Vec<String>, Sidecar, Vec<String>) {
     run_with(name, bytes, |_| ()).unwrap()
 }
 
-fn run_with(name: &str, bytes: &[u8], change: impl Fn(&mut TokenizeJob)) -> anyhow::Result<(Vec<String>, Sidecar, Vec<String>)> {
+pub fn run_with(
+    name: &str,
+    bytes: &[u8],
+    change: impl Fn(&mut TokenizeJob),
+) -> anyhow::Result<(Vec<String>, Sidecar, Vec<String>)> {
     let dir = tempfile::tempdir().unwrap();
     let input = dir.path().join(name);
     fs::write(&input, bytes).unwrap();
@@ -108,14 +112,14 @@ fn run_with(name: &str, bytes: &[u8], change: impl Fn(&mut TokenizeJob)) -> anyh
     Ok((texts, sidecar, told.0))
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
 }
 
 /// As the `zstd` program writes it: with a checksum.
-fn zst(bytes: &[u8]) -> Vec<u8> {
+pub fn zst(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 3).unwrap();
     encoder.include_checksum(true).unwrap();
     encoder.write_all(bytes).unwrap();
@@ -380,7 +384,7 @@ fn workers_change_nothing_and_order_is_the_order_given() {
     assert_eq!(parts.len(), 1202);
 }
 
-fn zaya(dir: &Path, args: &[&str]) -> Output {
+pub fn zaya(dir: &Path, args: &[&str]) -> Output {
     crate::program::zaya().current_dir(dir).args(args).output().unwrap()
 }
 
@@ -399,7 +403,7 @@ fn the_program_refuses_and_says_why() {
     fs::write(dir.path().join("bad.json"), "{}").unwrap();
     fs::write(dir.path().join("cut.txt.gz"), &gzip(b"some text")[..12]).unwrap();
     let cases: [(&[&str], i32, &str); 11] = [
-        (&["--tokenizer", "tok.json", "--input", "folder", "--output", "o"], 2, "folder is a directory"),
+        (&["--tokenizer", "tok.json", "--input", "folder", "--output", "o"], 2, "folder is a directory without any file"),
         (&["--tokenizer", "tok.json", "--input", "none.txt", "--output", "o"], 2, "none.txt cannot be read"),
         (&["--tokenizer", "none.json", "--input", "a.txt", "--output", "o"], 2, "none.json cannot be read"),
         (&["--tokenizer", "bad.json", "--input", "a.txt", "--output", "o"], 2, "not a Hugging Face tokenizer.json"),

@@ -1,4 +1,4 @@
-//! `zaya tokenize`.
+//! `zaya tokenize` itself: text in, shards or a vocabulary out.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -7,21 +7,22 @@ use anyhow::Result;
 use clap::ValueEnum;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
-use crate::data::build::{ChatJob, Corpus, TokenizeJob, TrainVocabJob, Watcher, tokenize, train_vocab};
+use super::upkeep::CompanionName;
+use crate::data::build::{
+    ChatJob, Corpus, Selection, ShardLimits, TokenizeJob, TrainVocabJob, Watcher, tokenize_selected, tokenize_set, train_vocab,
+};
+use crate::data::manifest::manifest_path;
+use crate::data::shard::prefix_of;
 use crate::data::sidecar::{Replaced, Skipped};
 use crate::error::{bad_input, exit_code};
 use crate::text::Eod;
 use crate::text::chat::{ChatOptions, Learn, parse_date};
-use crate::text::corpus::{Input, Layout, read_list};
+use crate::text::corpus::{Layout, MAX_RECORD_BYTES, expand, layout_of, read_list};
+use crate::text::filter::Condition;
 use crate::text::record::OnBad;
 
-/// Turn text into token shards, or learn a vocabulary.
-///
-/// With --tokenizer: reads text or JSON lines, also .gz and .zst, and writes the Megatron-LM shard PREFIX.bin, PREFIX.idx
-/// and a description PREFIX.json. With --train-vocab N: learns a byte-level BPE and writes tokenizer.json. Odd input
-/// (empty, not Unicode, cut off, ...) has defined results: docs/TOKENIZE.md.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Make {
     /// Hugging Face tokenizer.json to encode with
     #[arg(long, value_name = "FILE", required_unless_present = "train_vocab", conflicts_with = "train_vocab")]
     tokenizer: Option<PathBuf>,
@@ -30,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     train_vocab: Option<usize>,
 
-    /// Files to read, in this order
+    /// Files to read, in this order; directories (their files, sorted) and patterns such as 'x/**/*.parquet' too
     #[arg(long, value_name = "F", num_args = 1..)]
     input: Vec<PathBuf>,
 
@@ -38,15 +39,17 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     input_list: Vec<PathBuf>,
 
-    /// PREFIX of the shard; with --train-vocab, the tokenizer.json to write
-    #[arg(long, value_name = "PREFIX")]
-    output: PathBuf,
+    /// PREFIX of the shard or shards; with --train-vocab, the tokenizer.json to write
+    #[arg(long, value_name = "PREFIX", required = true)]
+    output: Option<PathBuf>,
 
-    /// How files are cut into documents; auto goes by the name: .jsonl, .ndjson and .json are JSON lines, all else is text
+    /// How files are cut into documents; auto goes by the name: .jsonl, .ndjson and .json are JSON lines, .parquet is Parquet, all
+    /// else is text
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     format: Format,
 
-    /// Field of a JSON line that holds the text, or with --chat the messages [default: text; messages, else conversations]
+    /// Field of a JSON line, or column of a table, that holds the text, or with --chat the messages [default: text; messages, else
+    /// conversations]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 
@@ -90,6 +93,42 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = BadRecords::Replace)]
     on_bad: BadRecords,
 
+    /// Only documents of at least N characters
+    #[arg(long, value_name = "N", conflicts_with = "train_vocab")]
+    min_chars: Option<u64>,
+
+    /// Only documents of at most N characters
+    #[arg(long, value_name = "N", conflicts_with = "train_vocab")]
+    max_chars: Option<u64>,
+
+    /// Only records whose field compares so, such as 'score>=0.5' or 'meta.language==en'; may be repeated, all must hold
+    #[arg(long, value_name = "CONDITION", conflicts_with = "train_vocab")]
+    keep: Vec<Condition>,
+
+    /// Only the first of documents with equal text
+    #[arg(long, conflicts_with = "train_vocab")]
+    dedup: bool,
+
+    /// Records with more bytes are bad: what memory is bounded by
+    #[arg(long, value_name = "N", default_value_t = MAX_RECORD_BYTES, conflicts_with = "train_vocab")]
+    max_record_bytes: u64,
+
+    /// Also write files with which other programs read the same .bin: ds (datatrove, nanotron), olmo (OLMo-core, Dolma)
+    #[arg(long, value_enum, value_name = "NAME", value_delimiter = ',', conflicts_with = "train_vocab")]
+    sidecars: Vec<CompanionName>,
+
+    /// Write shards PREFIX_00000, PREFIX_00001, ... of at most N tokens each, and PREFIX.manifest.json
+    #[arg(long, value_name = "N", conflicts_with = "train_vocab", value_parser = clap::value_parser!(u64).range(1..))]
+    shard_tokens: Option<u64>,
+
+    /// The same, of at most N bytes of .bin each
+    #[arg(long, value_name = "N", conflicts_with = "train_vocab", value_parser = clap::value_parser!(u64).range(1..))]
+    shard_bytes: Option<u64>,
+
+    /// Go on with a set that a stopped run began: its complete shards are verified and kept
+    #[arg(long, conflicts_with_all = ["train_vocab", "overwrite"])]
+    resume: bool,
+
     /// Threads [default: one for each core]; the output does not depend on it
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     workers: usize,
@@ -107,6 +146,8 @@ enum Format {
     Text,
     /// One JSON object a line
     Jsonl,
+    /// One row of a table
+    Parquet,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -129,21 +170,16 @@ enum BadRecords {
     Fail,
 }
 
-pub fn run(args: Args) -> Result<u8> {
+pub(super) fn run(mut args: Make) -> Result<u8> {
     let corpus = corpus(&args)?;
+    let output = args.output.take().ok_or_else(|| bad_input("--output is missing"))?;
     let total = corpus.inputs.iter().map(|i| i.file_bytes).sum();
     let mut bar = Bar::new(total);
     let begin = Instant::now();
     let summary = match args.train_vocab {
         Some(size) => {
-            let job = TrainVocabJob {
-                corpus,
-                size,
-                special: args.special,
-                output: args.output,
-                overwrite: args.overwrite,
-                workers: args.workers,
-            };
+            let (overwrite, workers) = (args.overwrite, args.workers);
+            let job = TrainVocabJob { corpus, size, special: args.special, output, overwrite, workers };
             let done = train_vocab(&job, &mut bar)?;
             format!(
                 "learned {} entries from {} documents, {}{}: {}",
@@ -154,35 +190,7 @@ pub fn run(args: Args) -> Result<u8> {
                 job.output.display()
             )
         }
-        None => {
-            let chat = args.chat.then(|| chat_job(&args)).transpose()?;
-            let job = TokenizeJob {
-                corpus,
-                chat,
-                tokenizer: args.tokenizer.ok_or_else(|| bad_input("--tokenizer is missing"))?,
-                eod: match args.eod {
-                    Some(token) => Eod::Token(token),
-                    None if args.no_eod => Eod::Absent,
-                    None => Eod::Find,
-                },
-                output: args.output,
-                overwrite: args.overwrite,
-                workers: args.workers,
-            };
-            let done = tokenize(&job, &mut bar)?;
-            let learnt = done.chat.as_ref().map_or(String::new(), |chat| {
-                format!(", {} of them learnt, {} examples trimmed", HumanCount(chat.learnt_tokens), HumanCount(chat.trimmed))
-            });
-            format!(
-                "{} documents, {} tokens ({}){learnt}, {} of text{}: {}.bin",
-                HumanCount(done.documents),
-                HumanCount(done.tokens),
-                done.dtype,
-                HumanBytes(done.text_bytes),
-                faults(done.skipped, done.replaced),
-                crate::data::shard::prefix_of(&job.output).display()
-            )
-        }
+        None => tokenize(args, corpus, output, &mut bar)?,
     };
     let seconds = begin.elapsed().as_secs_f64();
     bar.bar.finish_and_clear();
@@ -190,7 +198,56 @@ pub fn run(args: Args) -> Result<u8> {
     Ok(exit_code::OK)
 }
 
-fn chat_job(args: &Args) -> Result<ChatJob> {
+/// Returns what is to be said.
+fn tokenize(args: Make, corpus: Corpus, output: PathBuf, bar: &mut Bar) -> Result<String> {
+    let limits = ShardLimits { tokens: args.shard_tokens, bytes: args.shard_bytes };
+    let is_set = limits.tokens.is_some() || limits.bytes.is_some();
+    if args.resume && !is_set {
+        return Err(bad_input(
+            "--resume goes on with a set of shards: give the --shard-tokens or --shard-bytes of the run that was stopped",
+        ));
+    }
+    let chat = args.chat.then(|| chat_job(&args)).transpose()?;
+    let job = TokenizeJob {
+        corpus,
+        chat,
+        tokenizer: args.tokenizer.ok_or_else(|| bad_input("--tokenizer is missing"))?,
+        eod: match args.eod {
+            Some(token) => Eod::Token(token),
+            None if args.no_eod => Eod::Absent,
+            None => Eod::Find,
+        },
+        output,
+        overwrite: args.overwrite,
+        workers: args.workers,
+    };
+    let selection = Selection {
+        min_chars: args.min_chars,
+        max_chars: args.max_chars,
+        keep: args.keep,
+        dedup: args.dedup,
+        max_record_bytes: args.max_record_bytes,
+    };
+    let companions = CompanionName::all(&args.sidecars);
+    let prefix = prefix_of(&job.output);
+    let counts = |documents, tokens, dtype: &str, text_bytes, skipped, replaced| {
+        let (documents, tokens, faults) = (HumanCount(documents), HumanCount(tokens), faults(skipped, replaced));
+        format!("{documents} documents, {tokens} tokens ({dtype}), {} of text{faults}", HumanBytes(text_bytes))
+    };
+    if is_set {
+        let done = tokenize_set(&job, &selection, &companions, limits, args.resume, bar)?;
+        let text = counts(done.documents, done.tokens, &done.dtype, done.text_bytes, done.skipped, done.replaced);
+        return Ok(format!("{text}: {} shards, {}", HumanCount(done.shards.len() as u64), manifest_path(&prefix).display()));
+    }
+    let done = tokenize_selected(&job, &selection, &companions, bar)?;
+    let text = counts(done.documents, done.tokens, &done.dtype, done.text_bytes, done.skipped, done.replaced);
+    let learnt = done.chat.as_ref().map_or(String::new(), |chat| {
+        format!(", {} tokens learnt, {} examples trimmed", HumanCount(chat.learnt_tokens), HumanCount(chat.trimmed))
+    });
+    Ok(format!("{text}{learnt}: {}.bin", prefix.display()))
+}
+
+fn chat_job(args: &Make) -> Result<ChatJob> {
     let [open, close] = args.reasoning_tags.as_slice() else { return Err(bad_input("--reasoning-tags takes two texts")) };
     let learn = match args.learn {
         LearnName::Assistant => Learn::Assistant,
@@ -202,7 +259,7 @@ fn chat_job(args: &Args) -> Result<ChatJob> {
     Ok(ChatJob { template: args.chat_template.clone(), date: args.chat_date, options })
 }
 
-fn corpus(args: &Args) -> Result<Corpus> {
+fn corpus(args: &Make) -> Result<Corpus> {
     let mut paths = args.input.clone();
     for list in &args.input_list {
         paths.extend(read_list(list)?);
@@ -211,26 +268,44 @@ fn corpus(args: &Args) -> Result<Corpus> {
         return Err(bad_input("there is nothing to read: give files with --input, or a list of them with --input-list"));
     }
     let layout = match args.format {
-        Format::Text if args.chat => return Err(bad_input("--chat reads JSON lines: leave --format text out")),
+        Format::Text | Format::Parquet if args.chat => {
+            return Err(bad_input("--chat reads JSON lines: leave --format text or parquet out"));
+        }
         Format::Auto if args.chat => Some(Layout::JsonLines),
         Format::Auto => None,
         Format::Text => Some(Layout::Text),
         Format::Jsonl => Some(Layout::JsonLines),
+        Format::Parquet => Some(Layout::Parquet),
     };
     let on_bad = match args.on_bad {
         BadRecords::Replace => OnBad::Replace,
         BadRecords::Skip => OnBad::Skip,
         BadRecords::Fail => OnBad::Fail,
     };
-    let inputs = paths.iter().map(|path| Input::find(path, layout)).collect::<Result<_>>()?;
+    let found = expand(&paths, layout)?;
+    if let Some(note) = found.note() {
+        tell!("note: {note}");
+    }
+    let table = found.inputs.iter().find(|i| args.chat && layout_of(&i.path) == Layout::Parquet);
+    if let Some(table) = table {
+        return Err(bad_input(format!("--chat reads JSON lines: {} is Parquet by its name", table.path.display())));
+    }
     let field = args.field.clone().unwrap_or_else(|| if args.chat { "messages" } else { "text" }.into());
-    Ok(Corpus { inputs, field, on_bad })
+    Ok(Corpus { inputs: found.inputs, field, on_bad })
 }
 
 /// What was not taken as it came; nothing if all was.
 fn faults(skipped: Skipped, replaced: Replaced) -> String {
     let mut text = String::new();
-    for (count, what) in [(skipped.empty, "empty"), (skipped.bad, "bad passed over"), (replaced.documents, "repaired")] {
+    let counts = [
+        (skipped.empty, "empty"),
+        (skipped.bad, "bad passed over"),
+        (skipped.length, "too short or too long"),
+        (skipped.field, "not kept by --keep"),
+        (skipped.duplicate, "seen before"),
+        (replaced.documents, "repaired"),
+    ];
+    for (count, what) in counts {
         if count > 0 {
             text += &format!(", {} {what}", HumanCount(count));
         }
