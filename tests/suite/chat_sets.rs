@@ -81,7 +81,7 @@ fn masks_are_merged_and_verified() {
         assert!(whole == merged, ".{suffix}");
     }
     good(tokenize(&lab, &["a.jsonl"], "last", &["--learn", "last"]));
-    refused(run(&lab, &["merge", "bad", "a", "last"]), "chat");
+    refused(run(&lab, &["merge", "bad", "a", "last"]), "kinds of documents");
     fs::write(lab.path("plain.jsonl"), "{\"text\": \"the cat\"}\n").unwrap();
     let tokenizer = lab.tokenizer.to_str().unwrap();
     good(run(&lab, &["--tokenizer", tokenizer, "--eod", "<|endoftext|>", "--input", "plain.jsonl", "--output", "plain"]));
