@@ -123,7 +123,7 @@ impl BestFit {
         sample.starts.push(sample.ids.len() as u32);
         let parts = match self.trimmed(start, end)? {
             Trimmed::Parts(parts) => parts,
-            _ => vec![0..(end - start) as usize],
+            _ => std::iter::once(0..(end - start) as usize).collect(),
         };
         for Range { start: from, end: to } in parts {
             self.dataset.read_marked(start + from as u64, start + to as u64, self.vocab_size, sample)?;

@@ -97,10 +97,13 @@ fn by_document(records: &TaskRecords) -> BTreeMap<Key, &Value> {
     records.records.iter().map(|r| (key(r), r)).collect()
 }
 
+/// Of a document: its number, and its values in both runs.
+type Both = (u64, f64, f64);
+
 fn compare_task(task: &str, a: &TaskRecords, b: &TaskRecords) -> Result<Vec<Comparison>> {
     let (of_a, of_b) = (by_document(a), by_document(b));
     // By filter and metric: id and both values of each document.
-    let mut columns: BTreeMap<(String, String), Vec<(u64, f64, f64)>> = BTreeMap::new();
+    let mut columns: BTreeMap<(String, String), Vec<Both>> = BTreeMap::new();
     for ((filter, id, hash), ra) in &of_a {
         let Some(rb) = of_b.get(&(filter.clone(), *id, hash.clone())) else { continue };
         if ra["prompt_hash"] != rb["prompt_hash"] {

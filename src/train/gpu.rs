@@ -11,7 +11,7 @@ use crate::model::peers::Peers;
 use crate::model::stack::MicroBatch;
 use crate::model::{Model, ModelConfig, ParamStore};
 use crate::optim::update::{OptimizerConfig, OptimizerState};
-use crate::parallel::{Cutting, Layout};
+use crate::parallel::{Cutting, Layout, Ownership};
 use crate::recipe::Recipe;
 use crate::tensor::backend::{Batch, Loss};
 use crate::tensor::hip::Hip;
@@ -47,15 +47,35 @@ impl DevicePlan {
 }
 
 /// What steps take, told by two of them on a backend without memory, by the code that trains. Of several ranks, the first one's share of
-/// weights and optimizer.
+/// weights and optimizer. Where ranks share the experts, the work is that of the rank's own ones when the routers send as many tokens to
+/// each rank.
 pub fn plan(step: &Step, model: &ModelConfig, optimizer: &OptimizerConfig) -> Result<DevicePlan> {
+    let table = ParamTable::new(model);
+    let own = step.ownership(&table, model.num_experts);
+    let ep = step.sharing.map_or(1, |(layout, _)| layout.ep);
+    if ep == 1 {
+        return steps(step, model, optimizer, &own);
+    }
+    let hip = Hip::planning();
+    let holds = |id| own.holds(id);
+    let _shared = (
+        ParamStore::zeros_of(&hip, &table, holds)?,
+        ParamStore::zeros_of(&hip, &table, holds)?,
+        OptimizerState::zeros(&hip, &table, &own)?,
+    );
+    let held = hip.arena_use().used;
+    let local = ModelConfig { num_experts: model.num_experts.div_ceil(ep), ..model.clone() };
+    Ok(DevicePlan { held, ..steps(step, &local, optimizer, &Ownership::whole(&ParamTable::new(&local)))? })
+}
+
+/// Of a rank that owns and computes as `own` says.
+fn steps(step: &Step, model: &ModelConfig, optimizer: &OptimizerConfig, own: &Ownership) -> Result<DevicePlan> {
     let hip = Hip::planning();
     let engine = Native { backend: hip.clone(), model: Model::new(model.clone()).with_recompute(step.recompute) };
     let table = ParamTable::new(model);
-    let own = step.ownership(&table, model.num_experts);
     let holds = |id| own.holds(id);
     let (mut params, mut grads) = (ParamStore::zeros_of(&hip, &table, holds)?, ParamStore::zeros_of(&hip, &table, holds)?);
-    let mut state = OptimizerState::zeros(&hip, &table, &own)?;
+    let mut state = OptimizerState::zeros(&hip, &table, own)?;
     let held = hip.arena_use().used;
     let tokens = step.micro_batch * step.seq_len;
     let (ids, labels) = (vec![0; tokens], vec![0; tokens]);
@@ -63,7 +83,7 @@ pub fn plan(step: &Step, model: &ModelConfig, optimizer: &OptimizerConfig) -> Re
     let scales = vec![1.0; table.specs.len()];
     for _ in 0..2 {
         engine.forward_backward(&params, &mut grads, &batch, 1.0, Peers::none())?;
-        state.update(&hip, &table, &mut params, &grads, &own, optimizer, 1.0, &scales, false)?;
+        state.update(&hip, &table, &mut params, &grads, own, optimizer, 1.0, &scales, false)?;
     }
     let after = hip.arena_use();
     Ok(DevicePlan { held, kept: after.used - held, working: after.peak - after.used })

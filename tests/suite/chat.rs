@@ -128,7 +128,8 @@ fn ids_and_masks_are_those_of_the_rendered_text() {
     for template in [TEMPLATE, MARKING] {
         let lab = Lab::new(template);
         let whole = lab.hf().encode(text.as_str(), false).unwrap();
-        for (learn, spans) in [("assistant", &turns[..]), ("last", &turns[1..]), ("all", &[0..text.len()])] {
+        let all = 0..text.len();
+        for (learn, spans) in [("assistant", &turns[..]), ("last", &turns[1..]), ("all", std::slice::from_ref(&all))] {
             let [(ids, marks)] = &lab.examples(&[chat(&TALK)], &["--learn", learn])[..] else { panic!("one example") };
             let (eod, ids) = ids.split_last().unwrap();
             assert_eq!((*eod, ids), (0, whole.get_ids()), "{learn}");

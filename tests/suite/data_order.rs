@@ -388,7 +388,7 @@ fn a_large_index_is_looked_at_where_it_is_used() {
     let prefix = dir.path().join("large");
     let mut writer = ShardWriter::create(&prefix, TokenType::U16, false).unwrap();
     for d in 0..documents {
-        writer.push(&[(d % 60_000) as u32, 1][..1 + (d % 2) as usize]).unwrap();
+        writer.push(&[d % 60_000, 1][..1 + (d % 2) as usize]).unwrap();
     }
     writer.publish(|_| Ok("{}".into())).unwrap();
     fs::remove_file(dir.path().join("large.json")).unwrap();

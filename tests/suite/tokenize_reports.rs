@@ -294,7 +294,8 @@ fn row_18_ranks_of_uneven_shares() {
     // Ten sequences on one rank, on three of 4, 4 and 2 (micro-batches of two), on two; saved and resumed at each change.
     let mut got = Vec::new();
     let mut state = open().state_at(0).unwrap();
-    for (steps, shares) in [(0..4, &[0..10][..]), (4..7, &[0..4, 4..8, 8..10]), (7..12, &[0..5, 5..10])] {
+    let all = 0..10;
+    for (steps, shares) in [(0..4, std::slice::from_ref(&all)), (4..7, &[0..4, 4..8, 8..10]), (7..12, &[0..5, 5..10])] {
         let resumed = open();
         resumed.restore(steps.start, &serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap()).unwrap();
         for step in steps.clone() {

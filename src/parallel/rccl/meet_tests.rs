@@ -9,8 +9,10 @@ fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
+type Met = Result<(Arc<Meeting>, Vec<u8>)>;
+
 /// The meetings of `world` ranks, or why there was none, by rank.
-fn meet(world: usize, present: impl Fn(usize) -> bool + Sync, timeout: Duration) -> Vec<Option<Result<(Arc<Meeting>, Vec<u8>)>>> {
+fn meet(world: usize, present: impl Fn(usize) -> bool + Sync, timeout: Duration) -> Vec<Option<Met>> {
     let address = free_address();
     std::thread::scope(|scope| {
         let open = |rank| {

@@ -110,6 +110,9 @@ pub(super) fn read_rows(input: &Input, start: Place, wanted: &Wanted, out: &mut 
             while row < in_group {
                 let texts = columns.read(at_once.min(in_group - row) as usize).map_err(damaged(row))?;
                 for (i, text) in texts.iter().enumerate() {
+                    // Records of other small files, which have no columns, may stand before in the block.
+                    let before_this = out.block.records.len() * columns.fields.len();
+                    out.block.fields.resize(before_this, Value::Absent);
                     out.block.fields.extend(columns.fields.iter().map(|f| f.values[i].clone()));
                     let place = Place { line: before + row + i as u64 + 1, byte: 0, ..start };
                     push(place, text.as_ref().map(ByteArray::data), wanted.max_record_bytes, out)?;

@@ -43,6 +43,7 @@ use simd::Level;
 use split::Splitter;
 
 /// How text between added tokens is cut.
+#[expect(clippy::large_enum_variant, reason = "there is one for each tokenizer, looked at for each piece")]
 enum Cutter {
     Rule(Splitter),
     Sentence(Sentence),

@@ -259,7 +259,11 @@ fn runs_are_compared_scored_again_and_searched() {
     edited[1]["resps"] = json!([["    return 2 * x\n"]]);
     std::fs::write(&path, edited.iter().map(|r| format!("{r}\n")).collect::<String>()).unwrap();
     let mut score = program::zaya();
-    score.args(["eval", "score", "--allow-code-exec"]).arg(bench.path("a")).arg("--output").arg(bench.path("again"));
+    score
+        .args(["eval", "score", "--allow-code-exec", "--bootstrap-iters", "1000"])
+        .arg(bench.path("a"))
+        .arg("--output")
+        .arg(bench.path("again"));
     succeeded(score);
     let results = bench.json("again/results.json");
     assert_eq!(results["results"]["humaneval"]["pass@1,create_test"], 0.5);

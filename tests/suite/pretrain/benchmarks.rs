@@ -31,8 +31,9 @@ fn lab() -> Lab {
     let lambada: String = lines.lines().map(|line| format!("{{\"text\": {}}}\n", json(line))).collect();
     fs::write(lab.path("tasks/lambada_openai_test.jsonl"), lambada).unwrap();
     let piqa = |(i, line): (usize, &str)| {
-        let (goal, other) = (json(line), json(&line.chars().rev().collect::<String>()));
-        format!("{{\"goal\": {goal}, \"sol1\": {goal}, \"sol2\": {other}, \"label\": {}}}\n", i % 2)
+        let words: Vec<&str> = line.split(' ').collect();
+        let [goal, one, two] = [&words[..3], &words[3..5], &words[5..7]].map(|part| json(&part.join(" ")));
+        format!("{{\"goal\": {goal}, \"sol1\": {one}, \"sol2\": {two}, \"label\": {}}}\n", i % 2)
     };
     fs::write(lab.path("tasks/piqa_val.jsonl"), lines.lines().take(8).enumerate().map(piqa).collect::<String>()).unwrap();
     lab
@@ -108,7 +109,7 @@ fn what_cannot_be_asked_is_said_before_training() {
         (&["eval.tasks.0.task=humaneval"], &["runs programs", "zaya eval --allow-code-exec"]),
         (&["parallel.ep=2"], &["all experts on each rank"]),
         (&["eval.tasks.0.limit=0"], &["eval.tasks.0.limit"]),
-        (&["eval.tasks.0.fewshot=3"], &["num_fewshot"]),
+        (&["eval.tasks.0.num_fewshots=3"], &["num_fewshot`"]),
     ] {
         let args: Vec<&str> = sets.iter().flat_map(|s| ["--set", *s]).collect();
         lab.run("none", &args).expect(2).says(says);

@@ -46,7 +46,10 @@ fn too_little_memory_halves_the_micro_batch() {
     }
     let lab = Lab::new();
     // Wide and long enough for MiB to matter.
-    let wide = ["model.hidden_size=128", "train.seq_len=64", "train.global_batch_tokens=256"].map(|set| ["--set", set]).concat();
+    let wide =
+        ["model.hidden_size=128", "model.max_position_embeddings=256", "train.seq_len=256", "train.global_batch_tokens=1024"]
+            .map(|set| ["--set", set])
+            .concat();
     // What a dry run plans is what a run takes.
     let planned = |micro: &str| {
         let set = format!("train.micro_batch={micro}");
