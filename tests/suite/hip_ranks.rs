@@ -92,7 +92,7 @@ fn processes_that_do_wrong_end_with_a_sentence() {
             "late",
             "",
             3,
-            &["rank 0 waits in gradients #2 of the test group (step 40, layer 7, backward)", "rank 2 was last in start"][..],
+            &["waits in gradients #2 of the test group (step 40, layer 7, backward)", "rank 2 was last in start"][..],
         ),
         ("disagree", "", 2, &["ranks disagree", "gradients #2", "counts #2"]),
         ("fail", "", 3, &["rank 1 failed: the disk is full"]),
