@@ -94,7 +94,7 @@ mod tests {
             for lane in 0..64 {
                 // All workgroups read the same kilobyte, and write one of their own.
                 caches.access(lane * 16, 16, false);
-                caches.access(1 << 20 | workgroup << 10 | lane * 16, 16, true);
+                caches.access((1 << 20) | (workgroup << 10) | (lane * 16), 16, true);
             }
         }
         caches.flush();
