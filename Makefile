@@ -54,10 +54,11 @@ test-kernels: setup ## Run the kernels' sources on fibers against formulas in do
 sweeps: demo-data ## Run the long sweeps alone: the demo's loss in f32 against bf16
 	@scripts/precision-curves.sh "$(PROGRAM)"
 
-# The executable with MPI takes the place of the plain one for a moment: integration tests build it. So the plain one is put back.
+# The executable with MPI takes the place of the plain one for a moment: integration tests build it. So the plain one is put back, the
+# one that `make test` has built: `cargo build` asks less of some crates than the tests do, and would compile them and zaya anew.
 test-mpi: setup setup-mpi ## Run the tests of the MPI engine: four ranks under mpirun; installs an MPI library where there is none
 	$(CARGO) test $(LOCKED) --features mpi --test mpi_ranks; status=$$?; \
-	$(CARGO) build $(LOCKED) && exit $$status
+	$(CARGO) test $(LOCKED) --no-run --test suite && exit $$status
 
 bench: $(READY) ## Measure the machine, and zaya on it with a 15 M parameter model: achieved against limit, about a minute
 	@"$(PROGRAM)" bench --recipe recipes/bench-cpu.toml

@@ -40,7 +40,7 @@ const JOBS: [Job; 11] = [
         name: "late",
         succeeds: false,
         says: &[
-            "waits in gradients #2 of the world group (step 40, layer 7, backward) for rank 2 for 1 s",
+            "waits in gradients #2 of the world group (step 40, layer 7, backward) for rank 2 for 3 s",
             "rank 2 was last in start #1 of the world group",
         ],
     },
@@ -79,12 +79,12 @@ pub fn run_all() {
         return;
     };
     let is_open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
-    let mut failed = 0;
+    let mut failed = Vec::new();
     let mut judge = |name: &str, seconds: f64, text: &str, problem: Option<String>| {
         println!("{name:20} {seconds:4.1} s  {}", problem.as_deref().unwrap_or("ok"));
-        if problem.is_some() {
-            failed += 1;
+        if let Some(problem) = problem {
             println!("--- its output:\n{text}---");
+            failed.push(format!("{name}: {problem}"));
         }
     };
     let ranks = RANKS.to_string();
@@ -105,8 +105,8 @@ pub fn run_all() {
     let is_told = outcome.text.contains("torchrun says that this is rank 1 of 4, and MPI says that it is rank 0 of 1");
     let problem = (outcome.succeeded != Some(false) || !is_told).then(|| "the contradiction is not told".to_string());
     judge("no MPI launcher", outcome.seconds, &outcome.text, problem);
-    if failed > 0 {
-        println!("{failed} failed");
+    if !failed.is_empty() {
+        eprintln!("{} failed:\n{}", failed.len(), failed.join("\n"));
         std::process::exit(1);
     }
 }

@@ -115,9 +115,11 @@ pub fn run_all(mpirun: &[&str], mut judge: impl FnMut(&str, f64, &str, Option<St
         judge(&format!("train {name}"), begun.elapsed().as_secs_f64(), &(text_a + &text_b), problem);
     }
 
-    // A process that is killed in the middle takes the others with it; the run goes on from what was saved, on other ranks too.
+    // A process that is killed in the middle takes the others with it; the run goes on from what was saved, on other ranks too. Training
+    // waits for the save, so that the checkpoint is whole before the kill comes, on slow disks too: each sync takes its time here.
     let begun = Instant::now();
-    let (code, text) = lab.train(mpirun, "killed", &[], &["parallel.ep=2"], "step:kill@3/rank1");
+    let fail = "ckpt.before_file_sync:sleep=300ms,step:kill@3/rank1";
+    let (code, text) = lab.train(mpirun, "killed", &[], &["parallel.ep=2", "checkpoint.async=false"], fail);
     let at = lab.state("killed").map(|(step, _)| step);
     let (resumed, more) = lab.train(&[], "killed", &["--resume", "--ranks", "3"], &[], "");
     let ended = lab.state("killed").map(|(step, _)| step);

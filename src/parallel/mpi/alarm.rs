@@ -14,8 +14,8 @@ use super::raw::{Comm, Requests};
 use crate::error::panic_text;
 use crate::print::aloud;
 
-/// Time between a failure and the end of all ranks.
-const GRACE: Duration = Duration::from_secs(1);
+/// Time between a failure and the end of all ranks: enough for processes that share cores to be heard.
+const GRACE: Duration = Duration::from_secs(2);
 /// How often messages are helped along meanwhile.
 const TICK: Duration = Duration::from_millis(2);
 /// Reasons are cut here: short messages are on their way at once.
