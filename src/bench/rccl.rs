@@ -9,15 +9,13 @@ use rccl_sys::{Communicator, DataType, Op, Rccl, UniqueId};
 
 use super::collectives::{CollectiveLine, Collectives, Operation, SIZES, group_sizes, on_threads, rounds};
 use crate::error::bad_input;
-use crate::parallel::bucket::{DEFAULT_MIB, SIZES_MIB};
+use crate::parallel::bucket::{self, Rate, SIZES_MIB};
 use crate::parallel::{Channel, Comm, Group};
 use crate::tensor::hip::DeviceFacts;
 
 /// Largest message where none is given: of a GPU, and of the software GPU.
 const LARGEST: usize = 1 << 30;
 const SOFTWARE_LARGEST: usize = 64 << 10;
-/// A bucket is large enough when it travels at this part of the best rate.
-const ENOUGH: f64 = 0.9;
 
 /// Between `ranks` GPUs of this machine.
 ///
@@ -105,8 +103,9 @@ impl Rank {
 /// The smallest size of gradient buckets that a reduce-scatter between all ranks moves at nearly the best rate.
 fn smallest_enough(lines: &[CollectiveLine], ranks: usize) -> u64 {
     let name = Operation::ReduceScatter.name();
-    let of = |mib: u64| lines.iter().find(|l| l.group == ranks && l.name == name && l.bytes as u64 == mib << 20);
-    let best = SIZES_MIB.iter().filter_map(|mib| of(*mib)).map(|l| l.gbytes_per_s).fold(0.0, f64::max);
-    let enough = SIZES_MIB.into_iter().find(|mib| of(*mib).is_some_and(|l| l.gbytes_per_s >= ENOUGH * best));
-    enough.unwrap_or(DEFAULT_MIB)
+    let rate = |mib: u64| {
+        let line = lines.iter().find(|l| l.group == ranks && l.name == name && l.bytes as u64 == mib << 20)?;
+        Some(Rate { mib, gbytes_per_s: line.gbytes_per_s })
+    };
+    bucket::smallest_enough(&SIZES_MIB.into_iter().filter_map(rate).collect::<Vec<_>>())
 }

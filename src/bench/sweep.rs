@@ -127,10 +127,7 @@ pub fn on_gpu(
     let shapes = shapes(largest, recipe);
     let most = |of: fn(&Product) -> usize| shapes.iter().map(|(p, _)| of(p)).max().unwrap_or(0);
     let numbers = most(|p| (p.m + p.n) * p.k);
-    let mut operands = {
-        let values = hip.download(&matrix(hip, 1, 1, numbers)?)?;
-        Operands::new(hip, &values, most(|p| p.m * p.n))?
-    };
+    let mut operands = Operands::new(hip, &matrix(hip, 1, 1, numbers)?, most(|p| p.m * p.n))?;
     let mut points = Vec::new();
     for (p, named) in &shapes {
         progress(&progress_line(p, *named));

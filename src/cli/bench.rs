@@ -144,7 +144,7 @@ pub fn run(args: Args, backend: BackendName) -> Result<u8> {
             "one rank has nobody to talk to: --ranks must be at least 2 for the parts `collectives` and `ranks`",
         ));
     }
-    if args.sweep && !asked.is_empty() && !asked.contains(&PartName::Gemm) {
+    if args.sweep && !(asked.is_empty() && args.case.is_empty()) && !asked.contains(&PartName::Gemm) {
         return Err(bad_input("--sweep is of the part `gemm`: name that part, too"));
     }
     let tokenize = args.tokenizer.map(|tokenizer| TokenizeInput { tokenizer, inputs: args.input, field: args.field });

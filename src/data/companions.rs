@@ -9,7 +9,7 @@
 //! | OLMo-core, Dolma | `.csv.gz` | a line a document: start, end (tokens), number, source file, line there |
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -111,6 +111,16 @@ impl CompanionWriters {
         }
         Ok(())
     }
+}
+
+/// A line of a `.csv.gz`: start, end, number, source file, line there.
+pub(super) type Row = (u64, u64, u64, String, u64);
+
+/// Lines of a `.csv.gz`.
+pub(super) fn rows(path: &Path) -> Result<impl Iterator<Item = csv::Result<Row>> + use<>> {
+    let file = File::open(path).with_context(|| format!("reading {}", path.display()))?;
+    let lines = flate2::bufread::MultiGzDecoder::new(BufReader::new(file));
+    Ok(csv::ReaderBuilder::new().has_headers(false).from_reader(lines).into_deserialize())
 }
 
 /// 12345678 as "12.3 MT".

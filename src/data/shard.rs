@@ -334,31 +334,6 @@ impl Shard {
             TokenType::I32 => out.extend(bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b))),
         }
     }
-
-    /// Walks the whole index: lengths, places and document borders agree. Takes time in proportion to its size.
-    pub fn verify_index(&self) -> Result<()> {
-        let (mut byte, lens_at) = (0u64, HEADER_BYTES);
-        for s in 0..self.num_sequences {
-            let at = (lens_at + 4 * s) as usize;
-            let len = i32::from_le_bytes(self.idx[at..at + 4].try_into().expect("four bytes"));
-            let place = read_u64(&self.idx, lens_at + 4 * self.num_sequences + 8 * s);
-            let path = self.bin_path.display();
-            ensure!(len >= 0, "token shard {path} is damaged: sequence {s} has length {len}");
-            ensure!(place == byte, "token shard {path} is damaged: sequence {s} lies at byte {place} instead of {byte}");
-            byte += len as u64 * self.token_type.bytes();
-        }
-        let mut last = 0;
-        for d in 0..=self.num_documents {
-            let start = self.document_start(d)?;
-            ensure!(
-                start >= last,
-                "token shard {} is damaged: document {d} begins before the one before it",
-                self.bin_path.display()
-            );
-            last = start;
-        }
-        Ok(())
-    }
 }
 
 /// Header, sizes and both ends of the index; returns the ids' type, the number of sequences and of documents.

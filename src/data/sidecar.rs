@@ -187,6 +187,14 @@ pub struct SourceInfo {
 }
 
 impl SourceInfo {
+    /// Counts of all inputs together.
+    pub fn sum(all: &[Self]) -> Self {
+        all.iter().fold(Self::default(), |mut sum, source| {
+            sum.add(source);
+            sum
+        })
+    }
+
     /// Adds the counts of another part of the same input.
     pub fn add(&mut self, other: &Self) {
         self.documents += other.documents;

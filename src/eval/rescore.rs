@@ -36,7 +36,8 @@ pub fn rescore(spec: &TaskSpec, records: &TaskRecords, code: Option<&dyn CodeRun
             let text = format!("{} answers to {} requests", answers.len(), asked.requests.len());
             return Err(bad_input(text)).with_context(says);
         }
-        responses.extend(answers.iter().map(response).collect::<Result<Vec<_>>>().with_context(says)?);
+        let pairs = asked.requests.iter().zip(answers);
+        responses.extend(pairs.map(|(request, v)| response(request, v)).collect::<Result<Vec<_>>>().with_context(says)?);
     }
     let score = score(&built, &responses, code, Counts::default(), bootstrap_iters)?;
     Ok((built.into(), score))
@@ -58,40 +59,79 @@ fn rebuild(spec: &TaskSpec, records: &TaskRecords, own: &[&Value]) -> Result<Bui
     built.with_context(|| format!("rebuilding {} from {}", spec.name, records.path.display()))
 }
 
+/// Entries of a list, or, as lm-eval's own files have them, of an object with numbered names.
+fn entries(v: &Value) -> Vec<&Value> {
+    match v {
+        Value::Array(list) => list.iter().collect(),
+        Value::Object(fields) => fields.values().collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// The requests that lm-eval's `arguments` tell.
 fn requests(record: &Value) -> Result<Vec<Request>> {
-    let all = record["arguments"].as_array().map(Vec::as_slice).unwrap_or_default();
     let text = |v: &Value| v.as_str().map(str::to_string).ok_or_else(|| bad_input(format!("an argument is {v}, not a text")));
-    all.iter()
-        .map(|arguments| match arguments.as_array().map(Vec::as_slice) {
-            Some([one]) => Ok(Request::Rolling { text: text(one)? }),
-            Some([context, Value::Object(options)]) => {
-                Ok(Request::Generate { context: text(context)?, options: options.clone() })
-            }
-            Some([context, continuation]) => {
-                Ok(Request::Loglikelihood { context: text(context)?, continuation: text(continuation)? })
-            }
+    entries(&record["arguments"])
+        .into_iter()
+        .map(|arguments| match entries(arguments)[..] {
+            [one] => Ok(Request::Rolling { text: text(one)? }),
+            [context, Value::Object(options)] => Ok(Request::Generate { context: text(context)?, options: options.clone() }),
+            [context, continuation] => Ok(Request::Loglikelihood { context: text(context)?, continuation: text(continuation)? }),
             _ => Err(bad_input(format!("`arguments` holds {arguments}"))),
         })
         .collect()
 }
 
-/// One entry of lm-eval's `resps`.
-fn response(v: &Value) -> Result<Response> {
+/// One entry of lm-eval's `resps`, whose own files have numbers and truth values as texts.
+fn response(request: &Request, v: &Value) -> Result<Response> {
     let wrong = || bad_input(format!("`resps` holds {v}, which is no answer"));
     let list = v.as_array().ok_or_else(wrong)?;
-    match &list[..] {
-        [Value::Array(pair)] => match &pair[..] {
-            [logprob, is_greedy] => Ok(Response::Loglikelihood {
-                logprob: logprob.as_f64().ok_or_else(wrong)?,
-                is_greedy: is_greedy.as_bool().ok_or_else(wrong)?,
-            }),
+    let number = |v: &Value| v.as_f64().or_else(|| v.as_str()?.parse().ok()).ok_or_else(wrong);
+    let truth = |v: &Value| match v.as_str() {
+        Some("True") => Ok(true),
+        Some("False") => Ok(false),
+        _ => v.as_bool().ok_or_else(wrong),
+    };
+    match (request, &list[..]) {
+        (Request::Loglikelihood { .. }, [Value::Array(pair)]) => match &pair[..] {
+            [logprob, is_greedy] => Ok(Response::Loglikelihood { logprob: number(logprob)?, is_greedy: truth(is_greedy)? }),
             _ => Err(wrong()),
         },
-        [Value::Number(n)] => Ok(Response::Rolling { logprob: n.as_f64().ok_or_else(wrong)? }),
-        texts => {
+        (Request::Rolling { .. }, [logprob]) => Ok(Response::Rolling { logprob: number(logprob)? }),
+        (Request::Generate { .. }, texts) => {
             let texts = texts.iter().map(|t| t.as_str().map(str::to_string)).collect::<Option<_>>();
             Ok(Response::Generated(texts.ok_or_else(wrong)?))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn both_forms_of_records_are_read() {
+        // As tasks hold them, and as lm-eval writes them into its files.
+        let plain = json!({"arguments": [["a", " b"], ["c"], ["d", {"until": ["."]}]]});
+        let written = json!({"arguments": {
+            "gen_args_0": {"arg_0": "a", "arg_1": " b"},
+            "gen_args_1": {"arg_0": "c"},
+            "gen_args_2": {"arg_0": "d", "arg_1": {"until": ["."]}},
+        }});
+        let asked = requests(&plain).unwrap();
+        assert_eq!(asked, requests(&written).unwrap());
+        assert!(matches!(&asked[..], [Request::Loglikelihood { .. }, Request::Rolling { .. }, Request::Generate { .. }]));
+        for answers in [[json!([[-12.5, false]]), json!([-3.25])], [json!([["-12.5", "False"]]), json!(["-3.25"])]] {
+            let read: Vec<_> = asked.iter().zip(&answers).map(|(request, v)| response(request, v).unwrap()).collect();
+            let want = [Response::Loglikelihood { logprob: -12.5, is_greedy: false }, Response::Rolling { logprob: -3.25 }];
+            assert_eq!(read, want);
+        }
+        let text = response(&asked[2], &json!(["-7"])).unwrap();
+        assert_eq!(text, Response::Generated(vec!["-7".into()]));
+        for (request, v) in [(0, json!([["x", "False"]])), (0, json!(["text"])), (1, json!([1, 2])), (2, json!([1]))] {
+            assert!(response(&asked[request], &v).is_err(), "{v}");
         }
     }
 }

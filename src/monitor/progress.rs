@@ -18,6 +18,18 @@ pub struct Shown {
     pub tokens_seen: u64,
 }
 
+/// A bar on stderr; None where that is no terminal.
+pub fn bar(length: u64) -> Option<ProgressBar> {
+    let target = ProgressDrawTarget::stderr_with_hz(4);
+    (!target.is_hidden()).then(|| {
+        let bar = ProgressBar::with_draw_target(Some(length), target);
+        if let Ok(style) = ProgressStyle::with_template("{bar:24} {msg}") {
+            bar.set_style(style);
+        }
+        bar
+    })
+}
+
 /// Shows how far a run is. Dropping it leaves the last state on the screen.
 pub struct Progress {
     total_steps: u64,
@@ -31,15 +43,11 @@ pub struct Progress {
 impl Progress {
     /// A run that has taken `start_step` of `total_steps` steps.
     pub fn new(total_steps: u64, start_step: u64) -> Self {
-        let target = ProgressDrawTarget::stderr_with_hz(4);
-        let bar = (!target.is_hidden()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total_steps), target).with_position(start_step);
-            if let Ok(style) = ProgressStyle::with_template("{bar:24} {msg}") {
-                bar.set_style(style);
-            }
+        let bar = bar(total_steps);
+        if let Some(bar) = &bar {
+            bar.set_position(start_step);
             bar.set_message("first step");
-            bar
-        });
+        }
         Self { total_steps, start_step, started: Instant::now(), bar, last_plain: None }
     }
 

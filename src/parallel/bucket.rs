@@ -48,7 +48,7 @@ impl Found {
 }
 
 /// The smallest size at nearly the best rate; sizes rise.
-fn smallest_enough(rates: &[Rate]) -> u64 {
+pub fn smallest_enough(rates: &[Rate]) -> u64 {
     let best = rates.iter().map(|r| r.gbytes_per_s).fold(0.0, f64::max);
     rates.iter().find(|r| r.gbytes_per_s >= ENOUGH * best).map_or(DEFAULT_MIB, |r| r.mib)
 }

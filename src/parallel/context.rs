@@ -92,6 +92,39 @@ impl Cutting {
         if chunk < self.cp { chunk } else { 2 * self.cp - 1 - chunk }
     }
 
+    /// The chunk `step` further on in its sequence.
+    pub(super) fn beyond(&self, chunk: usize, step: isize) -> Option<usize> {
+        chunk.checked_add_signed(step).filter(|c| *c < self.chunks())
+    }
+
+    /// Sequences of a rank's micro-batch of `chunks` chunks.
+    pub(super) fn sequences(&self, chunks: usize) -> usize {
+        chunks / self.per_rank()
+    }
+
+    /// Sequence and own chunk (its number among the rank's) of the chunks of a batch, in order.
+    pub(super) fn chunk_places(&self, chunks: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let per_rank = self.per_rank();
+        (0..chunks).map(move |i| (i / per_rank, i % per_rank))
+    }
+
+    /// Numbers of each member in an exchange of keys and values of `tokens` rows each: its keys, then its values.
+    pub(super) fn pieces(&self, tokens: usize, width: usize) -> Vec<Range<usize>> {
+        let len = 2 * tokens * width;
+        (0..self.cp).map(|m| m * len..(m + 1) * len).collect()
+    }
+
+    /// Runs of `chunk` rows in such an exchange: the member, where its run begins among its rows, and where among those of the whole
+    /// sequences.
+    pub(super) fn runs(&self, sequences: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+        let (len, keys, each) = (self.chunk(), self.chunk() * self.chunks(), self.per_rank());
+        let places = (0..self.cp).flat_map(move |member| (0..sequences).map(move |s| (member, s)));
+        places.flat_map(move |(member, s)| {
+            let chunks = self.chunks_of(member).into_iter().enumerate();
+            chunks.map(move |(i, chunk)| (member, (s * each + i) * len, s * keys + chunk * len))
+        })
+    }
+
     /// The chunks at `place` of whole sequences of `seq` tokens, which `batch` holds.
     pub fn cut(&self, batch: &Batch, place: usize) -> Result<Batch> {
         ensure!(
@@ -175,20 +208,14 @@ impl Context {
         self.mesh.context.index()
     }
 
-    /// Sequences of a micro-batch, of which the rank has chunks.
-    fn sequences(&self, rows: &Rows) -> usize {
-        rows.batch / self.cutting.per_rank()
-    }
-
     /// Sends `parcels`, one for each own chunk, over the border on one side of the chunk, and returns what came over the other
     /// border of each own chunk. `step`: +1 to the chunk after, -1 to the one before. Chunks without a neighbour get zeros.
     fn over_borders(&self, name: &'static str, parcels: Vec<Vec<f32>>, step: isize) -> Result<Vec<Vec<f32>>> {
         let own = self.cutting.chunks_of(self.place());
-        let beyond = |chunk: usize, step: isize| chunk.checked_add_signed(step).filter(|c| *c < self.cutting.chunks());
         let mut came: Vec<Vec<f32>> = parcels.iter().map(|p| vec![0.0; p.len()]).collect();
         let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
         for (i, chunk) in own.iter().enumerate() {
-            if let Some(to) = beyond(*chunk, step) {
+            if let Some(to) = self.cutting.beyond(*chunk, step) {
                 match own.iter().position(|c| *c == to) {
                     Some(here) => came[here].copy_from_slice(&parcels[i]),
                     None => outgoing.push((self.cutting.place_of(to), &parcels[i][..])),
@@ -196,36 +223,11 @@ impl Context {
             }
         }
         for (chunk, place) in own.iter().zip(&mut came) {
-            let from = beyond(*chunk, -step).filter(|c| !own.contains(c));
+            let from = self.cutting.beyond(*chunk, -step).filter(|c| !own.contains(c));
             incoming.extend(from.map(|from| (self.cutting.place_of(from), &mut place[..])));
         }
         self.mesh.context.point_to_point(name, &outgoing, incoming)?;
         Ok(came)
-    }
-
-    /// Sequence and own chunk (its number among the rank's) of the chunks of a batch, in order.
-    fn chunk_places(&self, rows: &Rows) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let per_rank = self.cutting.per_rank();
-        (0..rows.batch).map(move |i| (i / per_rank, i % per_rank))
-    }
-
-    /// Rows of whole sequences in the order of an exchange: member by member, its keys then its values; the piece of each member.
-    fn pieces(&self, rows: &Rows, width: usize) -> Vec<Range<usize>> {
-        let len = 2 * rows.batch * rows.seq * width;
-        (0..self.cutting.cp).map(|m| m * len..(m + 1) * len).collect()
-    }
-
-    /// Calls `f(member's row in the exchange, row of the whole sequences)` with starts of runs of `chunk` rows.
-    fn for_runs(&self, rows: &Rows, mut f: impl FnMut(usize, usize, usize)) {
-        let (len, keys) = (self.cutting.chunk(), self.cutting.chunk() * self.cutting.chunks());
-        for member in 0..self.cutting.cp {
-            let chunks = self.cutting.chunks_of(member);
-            for s in 0..self.sequences(rows) {
-                for (i, chunk) in chunks.iter().enumerate() {
-                    f(member, (s * chunks.len() + i) * len, s * keys + chunk * len);
-                }
-            }
-        }
     }
 }
 
@@ -240,15 +242,15 @@ impl ContextPeers<Cpu> for Context {
         if backend.is_planning() {
             return Ok(halo);
         }
-        let mut parcels = vec![Vec::with_capacity(self.sequences(rows) * w.halo()); self.cutting.per_rank()];
-        for (i, (_, own)) in self.chunk_places(rows).enumerate() {
+        let mut parcels = vec![Vec::with_capacity(self.cutting.sequences(rows.batch) * w.halo()); self.cutting.per_rank()];
+        for (i, (_, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             let end = (i + 1) * len;
             parcels[own].extend_from_slice(&x.q.data()[(end - HALO) * w.q..end * w.q]);
             parcels[own].extend_from_slice(&x.k.data()[(end - HALO) * w.k..end * w.k]);
             parcels[own].extend_from_slice(&x.v_delayed.data()[(end - 1) * w.half..end * w.half]);
         }
         let came = self.over_borders("halo of chunks", parcels, 1)?;
-        for (i, (s, own)) in self.chunk_places(rows).enumerate() {
+        for (i, (s, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             let [q, k, v] = w.parts(&came[own], s);
             halo.q.data_mut()[i * q.len()..][..q.len()].copy_from_slice(q);
             halo.k.data_mut()[i * k.len()..][..k.len()].copy_from_slice(k);
@@ -262,14 +264,14 @@ impl ContextPeers<Cpu> for Context {
             return Ok(());
         }
         let (w, len) = (Widths::of(&d.as_ref(), backend), rows.seq);
-        let mut parcels = vec![Vec::with_capacity(self.sequences(rows) * w.halo()); self.cutting.per_rank()];
-        for (i, (_, own)) in self.chunk_places(rows).enumerate() {
+        let mut parcels = vec![Vec::with_capacity(self.cutting.sequences(rows.batch) * w.halo()); self.cutting.per_rank()];
+        for (i, (_, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             parcels[own].extend_from_slice(&d_halo.q.data()[i * HALO * w.q..][..HALO * w.q]);
             parcels[own].extend_from_slice(&d_halo.k.data()[i * HALO * w.k..][..HALO * w.k]);
             parcels[own].extend_from_slice(&d_halo.v_delayed.data()[i * w.half..][..w.half]);
         }
         let came = self.over_borders("gradients of halos", parcels, -1)?;
-        for (i, (s, own)) in self.chunk_places(rows).enumerate() {
+        for (i, (s, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             let [q, k, v] = w.parts(&came[own], s);
             let end = (i + 1) * len;
             add(&mut d.q.data_mut()[(end - HALO) * w.q..end * w.q], q);
@@ -286,18 +288,18 @@ impl ContextPeers<Cpu> for Context {
         if backend.is_planning() {
             return Ok((all_k, all_v));
         }
-        let pieces = self.pieces(rows, width);
+        let pieces = self.cutting.pieces(own, width);
         let (own_k, own_v) = all.data_mut()[pieces[self.place()].clone()].split_at_mut(own * width);
         own_k.copy_from_slice(k.data());
         own_v.copy_from_slice(v.data());
         self.mesh.context.all_gather("all-gather of keys and values", all.data_mut(), &pieces)?;
         let run = self.cutting.chunk() * width;
         let (all, k, v) = (all.data(), all_k.data_mut(), all_v.data_mut());
-        self.for_runs(rows, |member, from, to| {
+        for (member, from, to) in self.cutting.runs(self.cutting.sequences(rows.batch)) {
             let at = pieces[member].start + from * width;
             k[to * width..][..run].copy_from_slice(&all[at..][..run]);
             v[to * width..][..run].copy_from_slice(&all[at + own * width..][..run]);
-        });
+        }
         Ok((all_k, all_v))
     }
 
@@ -308,14 +310,14 @@ impl ContextPeers<Cpu> for Context {
         if backend.is_planning() {
             return Ok((own_k, own_v));
         }
-        let pieces = self.pieces(rows, width);
+        let pieces = self.cutting.pieces(own, width);
         let run = self.cutting.chunk() * width;
         let (to, k, v) = (all.data_mut(), dk.data(), dv.data());
-        self.for_runs(rows, |member, at, from| {
+        for (member, at, from) in self.cutting.runs(self.cutting.sequences(rows.batch)) {
             let at = pieces[member].start + at * width;
             to[at..][..run].copy_from_slice(&k[from * width..][..run]);
             to[at + own * width..][..run].copy_from_slice(&v[from * width..][..run]);
-        });
+        }
         self.mesh.context.reduce_scatter("reduce-scatter of key and value gradients", all.data_mut(), &pieces)?;
         let (k, v) = all.data()[pieces[self.place()].clone()].split_at(own * width);
         own_k.data_mut().copy_from_slice(k);

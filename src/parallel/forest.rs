@@ -42,15 +42,19 @@ impl<T> Forest<T> {
     }
 
     /// The sum of all; None of nothing.
-    pub fn into_sum(self, mut add: impl FnMut(&mut T, T) -> Result<()>) -> Result<Option<T>> {
-        let nodes: Vec<(usize, T)> = self.into_nodes().collect();
-        let span = nodes.last().map_or(1, |(start, _)| (start + 1).next_power_of_two());
-        sum_of(nodes, 0, span, &mut add)
+    pub fn into_sum(self, add: impl FnMut(&mut T, T) -> Result<()>) -> Result<Option<T>> {
+        sum(self.into_nodes().collect(), add)
     }
 
     pub fn into_nodes(self) -> impl Iterator<Item = (usize, T)> {
         self.nodes.into_iter().map(|(start, (_, sum))| (start, sum))
     }
+}
+
+/// Sum of nodes, each with its start, rising, in the order of [`super::tree`]; None of nothing.
+pub fn sum<T>(nodes: Vec<(usize, T)>, mut add: impl FnMut(&mut T, T) -> Result<()>) -> Result<Option<T>> {
+    let span = nodes.last().map_or(1, |(start, _)| (start + 1).next_power_of_two());
+    sum_of(nodes, 0, span, &mut add)
 }
 
 fn sum_of<T>(

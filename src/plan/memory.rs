@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::checkpoint::training_tensors;
 use crate::model::params::{OptimKind, ParamTable};
-use crate::parallel::{Cutting, Layout};
+use crate::parallel::{Cutting, Layout, Ownership};
 use crate::recipe::Recipe;
 use crate::tensor::cpu::Packing;
 use crate::train::backend::Step;
@@ -21,6 +21,9 @@ pub struct MemoryPart {
 
 /// Name of the part that is one region.
 pub const WORKING: &str = "working memory of a step";
+
+/// Name of the part that several ranks need.
+const ON_THEIR_WAY: &str = "gradients and weights on their way";
 
 /// Name of the part that lies in the host's memory whatever computes.
 pub const STAGING: &str = "checkpoint staging (f32)";
@@ -55,21 +58,24 @@ pub fn parts(recipe: &Recipe, table: &ParamTable, sharing: Option<(Layout, Cutti
 pub fn device_parts(recipe: &Recipe, table: &ParamTable, sharing: Option<(Layout, Cutting)>) -> Result<Vec<MemoryPart>> {
     let step = Step::of(recipe, sharing);
     let plan = gpu::plan(&step, &recipe.model, &optimizer_config(recipe))?;
-    let (held, moments) = numbers(table, &step, recipe.model.num_experts);
+    let (held, moments) = numbers(table, &step.ownership(table, recipe.model.num_experts));
     let named = (2 * held + moments) * F32;
-    Ok(vec![
+    let mut parts = vec![
         MemoryPart { name: WEIGHTS, bytes: held * F32 },
         MemoryPart { name: GRADIENTS, bytes: held * F32 },
         MemoryPart { name: OPTIMIZER, bytes: moments * F32 },
         MemoryPart { name: "bf16 copies of weights, tables", bytes: ((plan.held + plan.kept) as u64).saturating_sub(named) },
         MemoryPart { name: WORKING, bytes: plan.working as u64 },
         MemoryPart { name: "set aside for what is not planned", bytes: (plan.reserved() - plan.total()) as u64 },
-    ])
+    ];
+    if plan.buckets > 0 {
+        parts.push(MemoryPart { name: ON_THEIR_WAY, bytes: plan.buckets as u64 });
+    }
+    Ok(parts)
 }
 
 /// Numbers of the weights that a rank holds, and of the optimizer's state.
-fn numbers(table: &ParamTable, step: &Step, num_experts: usize) -> (u64, u64) {
-    let own = step.ownership(table, num_experts);
+fn numbers(table: &ParamTable, own: &Ownership) -> (u64, u64) {
     let (mut held, mut moments) = (0, 0);
     for (id, spec) in table.specs.iter().enumerate() {
         let updated = (own.num_rows(id) * spec.matrix_shape()[1]) as u64;
@@ -90,7 +96,7 @@ pub fn staging_bytes(recipe: &Recipe, table: &ParamTable) -> u64 {
 
 fn parts_of(recipe: &Recipe, table: &ParamTable, step: Step) -> Result<Vec<MemoryPart>> {
     let own = step.ownership(table, recipe.model.num_experts);
-    let (held, moments) = numbers(table, &step, recipe.model.num_experts);
+    let (held, moments) = numbers(table, &own);
     let working = step.working_bytes(&recipe.model, &optimizer_config(recipe))?;
     let mut parts = vec![
         MemoryPart { name: WEIGHTS, bytes: held * F32 },
@@ -102,7 +108,7 @@ fn parts_of(recipe: &Recipe, table: &ParamTable, step: Step) -> Result<Vec<Memor
         parts.push(MemoryPart { name: "weights packed for products", bytes: step.packed_bytes(table, &own) as u64 });
     }
     if step.sharing.is_some() {
-        parts.push(MemoryPart { name: "gradients and weights on their way", bytes: held * F32 });
+        parts.push(MemoryPart { name: ON_THEIR_WAY, bytes: held * F32 });
     }
     let staging = staging_bytes(recipe, table);
     if staging > 0 {

@@ -162,7 +162,7 @@ impl Encoder {
         let first = ids.len();
         let done = self.engine.as_ref().is_ok_and(|engine| self.by_engine(engine, text, ids));
         if !done {
-            ids.extend(self.by_tokenizers(text)?);
+            ids.extend_from_slice(self.by_tokenizers(text, false)?.get_ids());
         }
         if let Some(id) = ids[first..].iter().find(|id| self.forbidden.get(**id as usize).is_none_or(|forbidden| *forbidden)) {
             let token = self.plain.id_to_token(*id).unwrap_or_default();
@@ -181,13 +181,14 @@ impl Encoder {
         })
     }
 
-    fn by_tokenizers(&self, text: &str) -> Result<Vec<u32>> {
+    /// `places`: with the bytes of `text` that each id stands for.
+    fn by_tokenizers(&self, text: &str, places: bool) -> Result<tokenizers::Encoding> {
         let tokenizer = self.guarded.as_ref().unwrap_or(&self.plain);
+        let encode = || if places { tokenizer.encode(text, false) } else { tokenizer.encode_fast(text, false) };
         // A tokenizer that panics on one document out of a billion should not take the run's name for it with it.
-        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, false)))
+        catch_unwind(AssertUnwindSafe(encode))
             .map_err(|_| anyhow!("the tokenizer panicked on this text ({} bytes)", text.len()))?
-            .map_err(|e| anyhow!("the tokenizer cannot encode this text ({} bytes): {e}", text.len()))?;
-        Ok(encoding.get_ids().to_vec())
+            .map_err(|e| anyhow!("the tokenizer cannot encode this text ({} bytes): {e}", text.len()))
     }
 
     /// Spelling of the entry `id`.
@@ -197,10 +198,7 @@ impl Encoder {
 
     /// As [`Encoder::encode`], with the bytes of `text` that each id stands for; slower.
     pub fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, std::ops::Range<usize>)>> {
-        let tokenizer = self.guarded.as_ref().unwrap_or(&self.plain);
-        let encoding = tokenizer
-            .encode(text, false)
-            .map_err(|e| anyhow!("the tokenizer cannot encode this text ({} bytes): {e}", text.len()))?;
+        let encoding = self.by_tokenizers(text, true)?;
         let places = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
         Ok(encoding.get_ids().iter().copied().zip(places).collect())
     }

@@ -104,7 +104,7 @@ fn repair_owned(bytes: Vec<u8>) -> Document {
 
 /// UTF-8 with one U+FFFD for each part that is not: a lone surrogate (three bytes, as JSON's `\ud800` comes here) or, as
 /// everywhere, a maximal piece of a broken sequence.
-fn repair(bytes: &[u8]) -> Document {
+pub(super) fn repair(bytes: &[u8]) -> Document {
     let mut document = Document { text: String::with_capacity(bytes.len()), replaced: 0 };
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -146,7 +146,7 @@ fn json_field(line: &[u8], field: &str, keep: &[Condition]) -> Result<(Vec<u8>, 
 }
 
 /// serde_json's message with the column alone: the line number there is always 1.
-fn explain(e: &serde_json::Error) -> String {
+pub(super) fn explain(e: &serde_json::Error) -> String {
     let text = e.to_string();
     match text.rfind(" at line ") {
         Some(at) => format!("{} at column {}", &text[..at], e.column()),

@@ -7,10 +7,11 @@ use super::config::optimizer_config;
 use super::engine::{Engine, Native};
 use crate::error::bad_input;
 use crate::model::params::ParamTable;
-use crate::model::peers::Peers;
+use crate::model::peers::{ContextPeers, Peers};
 use crate::model::stack::MicroBatch;
 use crate::model::{Model, ModelConfig, ParamStore};
 use crate::optim::update::{OptimizerConfig, OptimizerState};
+use crate::parallel::rccl::DeviceContext;
 use crate::parallel::{Cutting, Layout, Ownership};
 use crate::recipe::Recipe;
 use crate::tensor::backend::{Batch, Loss};
@@ -33,11 +34,13 @@ pub struct DevicePlan {
     pub kept: usize,
     /// What is used and given back, gaps between blocks included.
     pub working: usize,
+    /// Buckets of gradients and weights on their way between ranks.
+    pub buckets: usize,
 }
 
 impl DevicePlan {
     pub fn total(&self) -> usize {
-        self.held + self.kept + self.working
+        self.held + self.kept + self.working + self.buckets
     }
 
     /// What a run takes from the device at its start.
@@ -52,12 +55,16 @@ impl DevicePlan {
 pub fn plan(step: &Step, model: &ModelConfig, optimizer: &OptimizerConfig) -> Result<DevicePlan> {
     let table = ParamTable::new(model);
     let own = step.ownership(&table, model.num_experts);
+    let holds = |id| own.holds(id);
+    let buckets = match step.sharing {
+        Some(_) => table.specs.iter().enumerate().filter(|(id, _)| holds(*id)).map(|(_, spec)| 4 * spec.numel()).sum(),
+        None => 0,
+    };
     let ep = step.sharing.map_or(1, |(layout, _)| layout.ep);
     if ep == 1 {
-        return steps(step, model, optimizer, &own);
+        return Ok(DevicePlan { buckets, ..steps(step, model, optimizer, &own)? });
     }
     let hip = Hip::planning();
-    let holds = |id| own.holds(id);
     let _shared = (
         ParamStore::zeros_of(&hip, &table, holds)?,
         ParamStore::zeros_of(&hip, &table, holds)?,
@@ -65,7 +72,7 @@ pub fn plan(step: &Step, model: &ModelConfig, optimizer: &OptimizerConfig) -> Re
     );
     let held = hip.arena_use().used;
     let local = ModelConfig { num_experts: model.num_experts.div_ceil(ep), ..model.clone() };
-    Ok(DevicePlan { held, ..steps(step, &local, optimizer, &Ownership::whole(&ParamTable::new(&local)))? })
+    Ok(DevicePlan { held, buckets, ..steps(step, &local, optimizer, &Ownership::whole(&ParamTable::new(&local)))? })
 }
 
 /// Of a rank that owns and computes as `own` says.
@@ -79,14 +86,22 @@ fn steps(step: &Step, model: &ModelConfig, optimizer: &OptimizerConfig, own: &Ow
     let held = hip.arena_use().used;
     let tokens = step.micro_batch * step.seq_len;
     let (ids, labels) = (vec![0; tokens], vec![0; tokens]);
-    let batch = Batch { batch: step.micro_batch, seq: step.seq_len, ids, labels, ..Batch::default() };
+    let mut batch = Batch { batch: step.micro_batch, seq: step.seq_len, ids, labels, ..Batch::default() };
+    let context = match step.sharing {
+        Some((layout, cutting)) if layout.cp > 1 => {
+            batch = cutting.cut(&batch, 0)?;
+            Some(DeviceContext::planned(cutting))
+        }
+        _ => None,
+    };
+    let peers = Peers { context: context.as_ref().map(|c| c as &dyn ContextPeers<Hip>), ..Peers::none() };
     let scales = vec![1.0; table.specs.len()];
     for _ in 0..2 {
-        engine.forward_backward(&params, &mut grads, &batch, 1.0, Peers::none())?;
+        engine.forward_backward(&params, &mut grads, &batch, 1.0, peers)?;
         state.update(&hip, &table, &mut params, &grads, own, optimizer, 1.0, &scales, false)?;
     }
     let after = hip.arena_use();
-    Ok(DevicePlan { held, kept: after.used - held, working: after.peak - after.used })
+    Ok(DevicePlan { held, kept: after.used - held, working: after.peak - after.used, buckets: 0 })
 }
 
 /// A run's model on the GPU of this rank, whose memory for a step is taken already: with the micro-batch halved until a step fits into
@@ -172,12 +187,12 @@ fn too_little(backend: &Hip, recipe: &Recipe, plan: &DevicePlan) -> String {
     let free = backend.free_bytes().map_or_else(|_| "it did not say how much".into(), |free| format!("{} MiB", mib(free)));
     format!(
         "a step with a micro-batch of {micro} takes {} MiB of the GPU's memory ({} MiB of weights, gradients and optimizer state, {} MiB \
-         of bf16 copies, {} MiB of working memory), of which {free} are free. Set train.recompute = \"all\" or a shorter train.seq_len, \
+         of bf16 copies, {} MiB of working memory and of buckets between ranks), of which {free} are free. Set train.recompute = \"all\" or a shorter train.seq_len, \
          end what else uses the GPU, or share the work among more ranks (--dry-run --backend hip lists what takes it)",
         mib(plan.reserved()),
         mib(plan.held),
         mib(plan.kept),
-        mib(plan.working),
+        mib(plan.working + plan.buckets),
     )
 }
 

@@ -183,6 +183,26 @@ fn no_message_can_make_a_special_token() {
     assert_eq!(blocks, lab.hf().encode("<think>cat</think>", false).unwrap().get_ids().len());
 }
 
+/// Nor do names of fields, which templates print too.
+#[test]
+fn no_name_of_a_field_can_make_a_special_token() {
+    let lab = Lab::new(&format!("{{{{ tools | tojson }}}}{TEMPLATE}"));
+    let turns = [("user", "the"), ("assistant", "cat")];
+    let mut record = chat(&turns);
+    record["tools"] = json!([{"name": "f", "<|end|>": {"x<|start|>y": 1, "plain": "<bos>"}}]);
+    let [(ids, _)] = &lab.examples(&[record.clone()], &[])[..] else { panic!("one example") };
+    let found: Vec<u32> = ids.iter().copied().filter(|id| [290, 291, 292, 0].contains(id)).collect();
+    assert_eq!(found, [292, 290, 291, 290, 291, 0]);
+    let text = lab.hf().decode(&ids[..ids.len() - 1], false).unwrap();
+    let tools = r#"[{"name": "f", "<|end|>": {"x<|start|>y": 1, "plain": "<bos>"}}]"#;
+    assert_eq!(text, format!("{tools}{}", by_hand(&turns).0));
+    // Marks of what the model generates cannot be forged either.
+    record["tools"] = json!([{"\u{fdd1}": 1}]);
+    let output = lab.tokenize(&[record], &[]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && stderr.contains("U+FDD1"), "{stderr}");
+}
+
 #[test]
 fn records_that_are_no_conversations() {
     let lab = Lab::new(TEMPLATE);

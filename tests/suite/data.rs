@@ -292,7 +292,7 @@ fn documents_of_several_sequences_are_read() {
     fs::write(dir.path().join("m.v2.bin"), (0..10u16).flat_map(u16::to_le_bytes).collect::<Vec<_>>()).unwrap();
     for path in [prefix.clone(), dir.path().join("m.v2.bin"), dir.path().join("m.v2.idx")] {
         let shard = Shard::open(&path).unwrap();
-        shard.verify_index().unwrap();
+        shard.check_index().unwrap();
         assert_eq!((shard.num_documents(), shard.num_tokens(), shard.token_type()), (3, 10, TokenType::U16));
         let starts: Vec<u64> = (0..=3).map(|d| shard.document_start(d).unwrap()).collect();
         assert_eq!(starts, [0, 5, 5, 10]);
@@ -349,7 +349,7 @@ fn damaged_shards_are_named() {
     damaged[34 + 12 + 8..34 + 12 + 16].copy_from_slice(&3i64.to_le_bytes());
     fs::write(dir.path().join("x.idx"), &damaged).unwrap();
     let shard = Shard::open(&dir.path().join("x")).unwrap();
-    assert!(shard.verify_index().is_err());
+    assert!(shard.check_index().is_err());
     let text = format!("{:#}", shard.document_start(1).unwrap_err());
     assert!(text.contains("x.bin is damaged") && text.contains("document 1"), "{text}");
     drop(shard);

@@ -56,6 +56,11 @@ fn experts_are_the_cpus() {
 }
 
 #[test]
+fn rows_are_the_cpus() {
+    run("rows", false);
+}
+
+#[test]
 fn head_is_the_cpus() {
     run("head", false);
 }
@@ -81,6 +86,7 @@ fn child() {
             assert!(launches(&hip, "gemm_nt_bf16_f32") > 0 && launches(&hip, "gemm_reduce_f32") > 0, "{:?}", hip.launches());
         }
         "experts" => all_experts(&hip, &cpu),
+        "rows" => rows(&hip, &cpu),
         "head" => heads(&hip, &cpu),
         "updates" => updates(&hip, &cpu),
         other => panic!("no task is called {other}"),
@@ -128,6 +134,29 @@ fn check(what: &str, bound: f64, hip: impl Fn() -> Numbers, cpu: Numbers) {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(first) == bits(again), "{name} of {what} has other bits the second time");
     }
+}
+
+/// Rows that are taken and put elsewhere, to the bit; without the host.
+fn rows(hip: &Hip, cpu: &Cpu) {
+    let mut rng = Rng(7);
+    for (n, cols, taken) in [(1, 4, 1), (7, 33, 12), (300, 64, 77), (5, 16, 0)] {
+        let (x, new) = (rng.numbers(n * cols, 1.0), rng.numbers(taken.min(n) * cols, 1.0));
+        let some: Vec<u32> = (0..taken).map(|_| rng.below(n) as u32).collect();
+        // Each at most once: every third one, around.
+        let places: Vec<u32> = (0..taken.min(n)).map(|i| ((i * if n % 3 == 0 { 7 } else { 3 } + 2) % n) as u32).collect();
+        fn moved<B: Backend>(b: &B, (n, cols): (usize, usize), x: &[f32], new: &[f32], some: &[u32], places: &[u32]) -> Numbers {
+            let x = b.upload(x, n, cols).unwrap();
+            let mut into = b.upload(b.download(&x).unwrap().as_slice(), n, cols).unwrap();
+            b.scatter_rows(&b.upload(new, places.len(), cols).unwrap(), places, &mut into).unwrap();
+            vec![("gathered", b.download(&b.gather_rows(&x, some).unwrap()).unwrap()), ("scattered", b.download(&into).unwrap())]
+        }
+        let shape = (n, cols);
+        let want = moved(cpu, shape, &x, &new, &some, &places);
+        check(&format!("{taken} rows of {n} x {cols}"), 0.0, || moved(hip, shape, &x, &new, &some, &places), want);
+    }
+    let x = rng.buf(hip, 3, 4, 1.0);
+    assert!(hip.gather_rows(&x, &[3]).is_err() && hip.scatter_rows(&x, &[0, 1, 3], &mut rng.buf(hip, 3, 4, 1.0)).is_err());
+    assert!(launches(hip, "experts_permute_f32_f32") > 0 && launches(hip, "experts_unpermute_f32") > 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------- products

@@ -49,7 +49,7 @@ pub fn job(tokenizer: &Path, inputs: &[PathBuf], output: &Path) -> TokenizeJob {
 /// Documents of a shard, as ids.
 pub fn documents(prefix: &Path) -> Vec<Vec<u32>> {
     let dataset = Dataset::open(&[prefix.to_path_buf()]).unwrap();
-    dataset.shards()[0].verify_index().unwrap();
+    dataset.shards()[0].check_index().unwrap();
     let read = |d| {
         let (start, end) = dataset.document(d).unwrap();
         let mut ids = Vec::new();

@@ -59,6 +59,39 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(|e| (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap())).collect()
 }
 
+/// Inputs may bear the names of a shard's files.
+#[test]
+fn what_is_read_is_never_replaced() {
+    let dir = corpus();
+    let text = "{\"text\":\"the cat and the dog\"}\n";
+    for name in ["web_00000.json", "web_00001.json", "web_0001.json", "web_00001.jsonl"] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let base = ["tokenize", "--tokenizer", "tok.json", "--shard-tokens", "1000000", "--output", "web"];
+    for (input, more) in [("web_00001.json", None), ("web_00000.json", Some("--overwrite")), ("web_00000.json", Some("--resume"))]
+    {
+        let args: Vec<&str> = base.into_iter().chain(["--input", input]).chain(more).collect();
+        let (code, stderr) = run(&dir, &args);
+        assert!(code == Some(2) && stderr.contains("would replace") && stderr.contains(input), "{args:?}: {stderr}");
+        assert_eq!(fs::read_to_string(dir.path().join(input)).unwrap(), text);
+    }
+    fs::remove_file(dir.path().join("web_00000.json")).unwrap();
+    let other = [&base[..], &["--input", "web_0001.json", "web_00001.jsonl"]].concat();
+    good(&dir, &other);
+    assert_eq!(fs::read_to_string(dir.path().join("web_00001.jsonl")).unwrap(), text);
+    // Nor is what lies beside a single shard, unless that is asked for.
+    for name in ["one.csv.gz", "one.ds.index", "one.mask"] {
+        fs::write(dir.path().join(name), "mine").unwrap();
+        let args = ["tokenize", "--tokenizer", "tok.json", "--input", "web_0001.json", "--output", "one"];
+        let (code, stderr) = run(&dir, &args);
+        assert!(code == Some(2) && stderr.contains(&format!("{name} exists")), "{name}: {stderr}");
+        assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), "mine");
+        good(&dir, &[&args[..], &["--overwrite"]].concat());
+        assert!(!dir.path().join(name).exists());
+        ["one.bin", "one.idx", "one.json"].iter().for_each(|name| fs::remove_file(dir.path().join(name)).unwrap());
+    }
+}
+
 #[test]
 fn a_set_is_one_shard_in_pieces() {
     let dir = corpus();

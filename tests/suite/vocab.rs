@@ -81,6 +81,32 @@ fn zaya(dir: &Path, args: &[&str]) -> Output {
     crate::program::zaya().current_dir(dir).args(args).output().unwrap()
 }
 
+/// Very long records exist one at a time: the next one is read when the one before is done with.
+#[test]
+fn very_long_texts_do_not_wait_for_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "the quick brown fox ".repeat((17 << 20) / 20);
+    for name in ["a.txt", "b.txt"] {
+        fs::write(dir.path().join(name), &text).unwrap();
+    }
+    let mut learn = crate::program::zaya();
+    learn.current_dir(dir.path()).args(["tokenize", "--train-vocab", "262", "--input", "a.txt", "b.txt", "--output", "t.json"]);
+    let mut child = learn.spawn().unwrap();
+    let begun = std::time::Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed().as_secs() > 300 {
+            child.kill().unwrap();
+            panic!("it hangs");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    };
+    assert!(status.success());
+    assert!(dir.path().join("t.json").exists());
+}
+
 #[test]
 fn the_program_learns_and_then_tokenizes() {
     let dir = tempfile::tempdir().unwrap();

@@ -61,7 +61,12 @@ fn lock() -> MutexGuard<'static, BTreeMap<String, Total>> {
     TOTALS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds one launch (or a library call, under the library's own name).
+/// Adds one call of a library, under its own name.
+pub fn record_call(name: &str) {
+    record(name, &Counts { launches: 1, ..Counts::default() }, &BTreeMap::new());
+}
+
+/// Adds one launch.
 pub fn record(kernel: &str, counts: &Counts, mnemonics: &BTreeMap<&str, u64>) {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(|| {

@@ -1,14 +1,12 @@
 //! `zaya tokenize merge`: several shards as one, byte for byte what tokenizing their inputs in one run gives.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use super::{check_hashes, shards_of};
-use crate::data::companions::{Companion, Origin};
+use crate::data::companions::{self, Companion, Origin};
 use crate::data::shard::{Shard, prefix_of, with_suffix};
 use crate::data::sidecar::{ChatInfo, Sidecar};
 use crate::data::writer::{ShardWriter, Tokens, check_prefix};
@@ -113,19 +111,7 @@ fn how(sidecar: &Sidecar) -> Option<ChatInfo> {
 fn copy(prefix: &Path, shard: &Shard, origins: bool, writer: &mut ShardWriter) -> Result<()> {
     let size = shard.token_type().bytes();
     let csv = with_suffix(prefix, ".csv.gz");
-    let mut rows = match origins && csv.exists() {
-        true => {
-            let file = File::open(&csv).with_context(|| format!("reading {}", csv.display()))?;
-            let lines = flate2::bufread::MultiGzDecoder::new(BufReader::new(file));
-            Some(
-                csv::ReaderBuilder::new()
-                    .has_headers(false)
-                    .from_reader(lines)
-                    .into_deserialize::<(u64, u64, u64, String, u64)>(),
-            )
-        }
-        false => None,
-    };
+    let mut rows = (origins && csv.exists()).then(|| companions::rows(&csv)).transpose()?;
     let own = shard.bin_path().display().to_string();
     let mut marks = Vec::new();
     for d in 0..shard.num_documents() {

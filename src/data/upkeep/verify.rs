@@ -1,12 +1,11 @@
 //! `zaya tokenize verify`: everything about a shard that can be checked without its text.
 
-use std::fs::File;
-use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use super::{check_hashes, shards_of};
+use crate::data::companions;
 use crate::data::manifest::{Manifest, ShardEntry};
 use crate::data::shard::{Shard, with_suffix};
 use crate::data::sidecar::Sidecar;
@@ -134,10 +133,7 @@ fn check_companions(prefix: &Path, shard: &Shard, problems: &mut Vec<String>) ->
     }
     let path = with_suffix(prefix, ".csv.gz");
     if path.exists() {
-        let file = File::open(&path).with_context(|| format!("reading {}", path.display()))?;
-        let lines = flate2::bufread::MultiGzDecoder::new(BufReader::new(file));
-        let mut lines = csv::ReaderBuilder::new().has_headers(false).from_reader(lines);
-        let mut rows = lines.deserialize::<(u64, u64, u64, String, u64)>();
+        let mut rows = companions::rows(&path)?;
         let (mut same, mut start) = (true, 0);
         for (number, end) in (0..).zip(ends()) {
             let end = end?;

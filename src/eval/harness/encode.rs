@@ -31,6 +31,13 @@ pub struct Pair {
     pub boundary_mismatch: bool,
 }
 
+impl Pair {
+    /// Without the first `cut` ids of the context.
+    pub fn without(&self, cut: usize) -> Self {
+        Self { context: self.context[cut..].to_vec(), continuation: self.continuation.clone(), ..*self }
+    }
+}
+
 /// A context and its ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memo {
@@ -139,6 +146,14 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
     ///
     /// Errors: the continuation alone does not fit.
     pub fn truncate(&self, pair: &Pair) -> Result<(Pair, usize)> {
+        let cut = self.cut(pair)?;
+        Ok((pair.without(cut), cut))
+    }
+
+    /// How many ids `truncate` cuts off.
+    ///
+    /// Errors: as there.
+    pub fn cut(&self, pair: &Pair) -> Result<usize> {
         if pair.continuation.len() > self.max_length {
             return Err(bad_input(format!(
                 "a continuation of {} tokens does not fit the model's {} tokens",
@@ -146,8 +161,7 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
                 self.max_length
             )));
         }
-        let over = (pair.context.len() + pair.continuation.len()).saturating_sub(self.max_length + 1);
-        Ok((Pair { context: pair.context[over..].to_vec(), ..pair.clone() }, over))
+        Ok((pair.context.len() + pair.continuation.len()).saturating_sub(self.max_length + 1))
     }
 
     /// Rolling windows of `text`: (context, tokens predicted), every token once.

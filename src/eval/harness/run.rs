@@ -92,10 +92,8 @@ pub enum Planned {
 /// Ids of all requests of a task, in order, and what was cut or flagged on the way.
 pub fn plan<T: Encode + Sync + ?Sized>(task: &Built, encoder: &Encoder<T>, counts: &mut Counts) -> Result<Vec<Planned>> {
     let of_document = |asked: &Asked| -> Result<(Vec<Planned>, Counts)> {
-        let (mut counts, mut memo) = (Counts::default(), None);
-        let planned = asked.requests.iter().map(|r| plan_one(r, encoder, &mut memo, &mut counts)).collect::<Result<_>>();
-        let planned = planned.with_context(|| format!("{}: document {}", task.spec.name, asked.doc_id))?;
-        Ok((planned, counts))
+        let mut counts = Counts::default();
+        Ok((plan_document(task, asked, encoder, &mut counts)?, counts))
     };
     let all = task.asked.par_iter().map(of_document).collect::<Result<Vec<_>>>()?;
     let mut out = Vec::with_capacity(all.len());
@@ -104,6 +102,18 @@ pub fn plan<T: Encode + Sync + ?Sized>(task: &Built, encoder: &Encoder<T>, count
         *counts += own;
     }
     Ok(out)
+}
+
+/// As `plan`, of the requests of one document.
+pub fn plan_document<T: Encode + ?Sized>(
+    task: &Built,
+    asked: &Asked,
+    encoder: &Encoder<T>,
+    counts: &mut Counts,
+) -> Result<Vec<Planned>> {
+    let mut memo = None;
+    let planned = asked.requests.iter().map(|r| plan_one(r, encoder, &mut memo, counts)).collect::<Result<_>>();
+    planned.with_context(|| format!("{}: document {}", task.spec.name, asked.doc_id))
 }
 
 fn plan_one<T: Encode + ?Sized>(
@@ -115,7 +125,7 @@ fn plan_one<T: Encode + ?Sized>(
     Ok(match request {
         Request::Loglikelihood { context, continuation } => {
             let pair = encoder.pair_after(context, continuation, memo)?;
-            let (_, cut) = encoder.truncate(&pair)?;
+            let cut = encoder.cut(&pair)?;
             counts.truncated_requests += u64::from(cut > 0);
             counts.truncated_tokens += cut as u64;
             counts.boundary_fallbacks += u64::from(pair.boundary_fallback);
@@ -145,7 +155,7 @@ impl Work {
         let requests = task.asked.iter().flat_map(|a| &a.requests);
         for (request, planned) in requests.zip(planned) {
             match planned {
-                Planned::Pair { pair, cut } => self.pairs.push(Pair { context: pair.context[*cut..].to_vec(), ..pair.clone() }),
+                Planned::Pair { pair, cut } => self.pairs.push(pair.without(*cut)),
                 Planned::Windows(windows) => self.pairs.extend_from_slice(windows),
                 Planned::Generate(prompt) => {
                     if let Request::Generate { options, .. } = request {

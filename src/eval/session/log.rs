@@ -138,16 +138,11 @@ fn round_key(keys: &[Key]) -> Key {
 }
 
 fn hex(key: &Key) -> String {
-    key.iter().map(|b| format!("{b:02x}")).collect()
+    format!("{:032x}", u128::from_be_bytes(*key))
 }
 
 fn from_hex(text: &str) -> Option<Key> {
-    let mut out = [0; 16];
-    (text.len() == 32 && text.is_ascii()).then_some(())?;
-    for (i, byte) in out.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
-    }
-    Some(out)
+    (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok()).flatten().map(u128::to_be_bytes)
 }
 
 #[cfg(test)]

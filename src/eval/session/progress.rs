@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar};
 
 use super::TaskPlan;
 use super::work::Watch;
@@ -14,6 +14,7 @@ use crate::eval::harness::score::document::Scorer;
 use crate::eval::harness::score::filters;
 use crate::eval::harness::score::results::interval;
 use crate::eval::harness::tasks::build::Built;
+use crate::monitor::progress::bar;
 
 /// The first metric over the documents whose answers are all there.
 pub struct Running<'a> {
@@ -140,15 +141,7 @@ pub struct Progress<'a> {
 
 impl<'a> Progress<'a> {
     pub fn new(running: Running<'a>) -> Self {
-        let target = ProgressDrawTarget::stderr_with_hz(4);
-        let bar = (!target.is_hidden()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(0), target);
-            if let Ok(style) = ProgressStyle::with_template("{bar:24} {msg}") {
-                bar.set_style(style);
-            }
-            bar
-        });
-        Self { bar, running, started: Instant::now(), total: 0, done: 0, known: 0 }
+        Self { bar: bar(0), running, started: Instant::now(), total: 0, done: 0, known: 0 }
     }
 
     pub fn finish(&self) {

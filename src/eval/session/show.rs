@@ -5,12 +5,12 @@ use std::fmt::Write;
 use anyhow::Result;
 use serde_json::json;
 
-use super::{Encoding, TaskPlan};
+use super::Encoding;
 use crate::error::bad_input;
 use crate::eval::harness::compat::Faults;
 use crate::eval::harness::python::repr;
-use crate::eval::harness::request::{Asked, Request};
-use crate::eval::harness::run::plan;
+use crate::eval::harness::request::Request;
+use crate::eval::harness::run::plan_document;
 use crate::eval::harness::score::counts::Counts;
 use crate::eval::harness::tasks::build::Built;
 use crate::eval::harness::tasks::registry::{Node, Registry};
@@ -64,34 +64,19 @@ pub fn document(task: &Built, doc: usize, tokenizer: Option<(&EvalTokenizer, &En
     writeln!(out, "{}: document {doc} of {} ({split} split), {shots} shots", task.spec.name, task.original)?;
     writeln!(out, "target: {}", repr::value(&asked.target))?;
     task.notes.iter().try_for_each(|n| writeln!(out, "note: {n}"))?;
-    let plan = tokenizer.map(|(t, encoding)| plan_of(task, asked, t, encoding)).transpose()?;
+    let faults = Faults::default();
+    let plan_with = |(t, encoding): (&EvalTokenizer, &Encoding)| {
+        plan_document(task, asked, &encoding.encoder(t, &faults), &mut Counts::default())
+    };
+    let planned = tokenizer.map(plan_with).transpose()?;
     for (i, request) in asked.requests.iter().enumerate() {
         writeln!(out, "\n=== request {} of {}: {}", i + 1, asked.requests.len(), kind(request))?;
         text(&mut out, request)?;
-        if let (Some(plan), Some((tokenizer, _))) = (&plan, tokenizer) {
-            ids(&mut out, &plan.planned[i], tokenizer)?;
+        if let (Some(planned), Some((tokenizer, _))) = (&planned, tokenizer) {
+            ids(&mut out, &planned[i], tokenizer)?;
         }
     }
     Ok(out)
-}
-
-/// The ids of one document's requests.
-fn plan_of(task: &Built, asked: &Asked, tokenizer: &EvalTokenizer, encoding: &Encoding) -> Result<TaskPlan> {
-    let faults = Faults::default();
-    let one = Built {
-        spec: task.spec.clone(),
-        original: task.original,
-        duplicates: 0,
-        asked: vec![asked.clone()],
-        multiple_input: task.multiple_input,
-        multiple_target: task.multiple_target,
-        notes: Vec::new(),
-        files: Vec::new(),
-        faults: Faults::default(),
-    };
-    let mut counts = Counts::default();
-    let planned = plan(&one, &encoding.encoder(tokenizer, &faults), &mut counts)?;
-    Ok(TaskPlan { planned, counts })
 }
 
 fn kind(request: &Request) -> &'static str {

@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use hip_sys::Event;
 
 use super::super::carrier::Carrier;
+use super::super::forest;
 use super::super::zero::Bucket;
 use super::link::Parcel;
 use super::links::Links;
@@ -131,7 +132,8 @@ impl Carrier for OnDevice {
             unsafe { link.exchange("tree of gradients", hip.main_stream()?, &outgoing, &incoming) }?;
         }
         parts.sort_by_key(|(start, _)| *start);
-        match sum_in_order(hip, parts)? {
+        ensure!(parts.is_sorted_by(|(a, _), (b, _)| a < b), "parts of a tree are distinct, and in order");
+        match forest::sum(parts, |a, b| hip.add_part(a, 0, &b, 0..b.len()))? {
             Some(sum) => Ok(sum),
             None => {
                 let mut none = hip.room(1, own.len(), Kind::F32)?;
@@ -143,29 +145,5 @@ impl Carrier for OnDevice {
 
     fn finish(&self) {
         self.links.finish();
-    }
-}
-
-/// Sums parts, each with its place, rising, in the order of [`super::super::tree`]. None of nothing.
-fn sum_in_order(hip: &Hip, parts: Vec<(usize, Buf)>) -> Result<Option<Buf>> {
-    let span = parts.last().map_or(1, |(place, _)| (place + 1).next_power_of_two());
-    ensure!(parts.is_sorted_by(|(a, _), (b, _)| a < b), "parts of a tree are distinct, and in order");
-    node(hip, parts, 0, span)
-}
-
-/// Sum of those parts that lie in `[first, first + span)`: all of them.
-fn node(hip: &Hip, mut parts: Vec<(usize, Buf)>, first: usize, span: usize) -> Result<Option<Buf>> {
-    if parts.len() <= 1 {
-        return Ok(parts.pop().map(|(_, part)| part));
-    }
-    let middle = first + span / 2;
-    let right = parts.split_off(parts.partition_point(|(place, _)| *place < middle));
-    let (left, right) = (node(hip, parts, first, span / 2)?, node(hip, right, middle, span / 2)?);
-    match (left, right) {
-        (Some(mut left), Some(right)) => {
-            hip.add_part(&mut left, 0, &right, 0..right.len())?;
-            Ok(Some(left))
-        }
-        (left, right) => Ok(left.or(right)),
     }
 }

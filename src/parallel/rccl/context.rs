@@ -1,6 +1,5 @@
 //! Context parallelism between devices: the same parcels and pieces as in [`super::super::context`], in device memory.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
@@ -15,7 +14,8 @@ use crate::tensor::hip::{Buf, Hip, Kind, Rows};
 
 /// The context group of a rank.
 pub struct DeviceContext {
-    links: Arc<Links>,
+    /// None = of a plan, in which nothing travels.
+    links: Option<Arc<Links>>,
     cutting: Cutting,
 }
 
@@ -24,38 +24,38 @@ type Parcels = Vec<Buf>;
 
 impl DeviceContext {
     pub fn new(links: Arc<Links>, cutting: Cutting) -> Self {
-        Self { links, cutting }
+        Self { links: Some(links), cutting }
     }
 
-    fn link(&self) -> Result<&Link> {
-        self.links.context.as_ref().ok_or_else(|| anyhow::anyhow!("there is no context group"))
+    /// Takes the memory that sharing takes, on a backend that only plans.
+    pub fn planned(cutting: Cutting) -> Self {
+        Self { links: None, cutting }
     }
 
-    fn sequences(&self, rows: &Rows) -> usize {
-        rows.batch / self.cutting.per_rank()
+    fn link(&self) -> Result<Option<&Link>> {
+        let of = |links: &Arc<Links>| links.context.is_none();
+        ensure!(!self.links.as_ref().is_some_and(of), "there is no context group");
+        Ok(self.links.as_ref().and_then(|links| links.context.as_ref()))
     }
 
-    /// Number of a chunk of the batch: its sequence and which of the rank's it is.
-    fn chunk_places(&self, rows: &Rows) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let per_rank = self.cutting.per_rank();
-        (0..rows.batch).map(move |i| (i / per_rank, i % per_rank))
+    /// Place in the group.
+    fn place(&self) -> Result<usize> {
+        Ok(self.link()?.map_or(0, Link::index))
     }
 
     /// A parcel for each own chunk, with room for `width` numbers of each sequence.
     fn parcels(&self, hip: &Hip, rows: &Rows, width: usize) -> Result<Parcels> {
-        (0..self.cutting.per_rank()).map(|_| hip.zeros(self.sequences(rows), width)).collect()
+        (0..self.cutting.per_rank()).map(|_| hip.zeros(self.cutting.sequences(rows.batch), width)).collect()
     }
 
     /// Sends `parcels` over the border on one side of each own chunk, and returns what came over the other. `step`: +1 to the chunk
     /// after, -1 to the one before. Chunks without a neighbour get zeros.
     fn over_borders(&self, name: &'static str, hip: &Hip, parcels: &Parcels, step: isize) -> Result<Parcels> {
-        let link = self.link()?;
-        let own = self.cutting.chunks_of(link.index());
-        let beyond = |chunk: usize, step: isize| chunk.checked_add_signed(step).filter(|c| *c < self.cutting.chunks());
+        let own = self.cutting.chunks_of(self.place()?);
         let mut came = parcels.iter().map(|p| hip.zeros(p.rows(), p.cols())).collect::<Result<Parcels>>()?;
         let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
         for (chunk, parcel) in own.iter().zip(parcels) {
-            let Some(to) = beyond(*chunk, step) else { continue };
+            let Some(to) = self.cutting.beyond(*chunk, step) else { continue };
             match own.iter().position(|c| *c == to) {
                 Some(here) => hip.copy_part(&mut came[here], 0, parcel, 0..parcel.len())?,
                 None => {
@@ -65,34 +65,16 @@ impl DeviceContext {
             }
         }
         for (chunk, place) in own.iter().zip(&mut came) {
-            if let Some(from) = beyond(*chunk, -step).filter(|c| !own.contains(c)) {
+            if let Some(from) = self.cutting.beyond(*chunk, -step).filter(|c| !own.contains(c)) {
                 let (member, bytes) = (self.cutting.place_of(from), place.len() * Kind::F32.bytes());
                 incoming.push(Parcel { member, at: place.address_mut(0), bytes });
             }
         }
-        // SAFETY: buffers of this backend, used in its stream alone.
-        unsafe { link.exchange(name, hip.main_stream()?, &outgoing, &incoming) }?;
-        Ok(came)
-    }
-
-    /// Calls `f(member, member's row in the exchange, row of the whole sequences)` with starts of runs of `chunk` rows.
-    fn for_runs(&self, rows: &Rows, mut f: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
-        let (len, keys) = (self.cutting.chunk(), self.cutting.chunk() * self.cutting.chunks());
-        for member in 0..self.cutting.cp {
-            let chunks = self.cutting.chunks_of(member);
-            for s in 0..self.sequences(rows) {
-                for (i, chunk) in chunks.iter().enumerate() {
-                    f(member, (s * chunks.len() + i) * len, s * keys + chunk * len)?;
-                }
-            }
+        if let Some(link) = self.link()? {
+            // SAFETY: buffers of this backend, used in its stream alone.
+            unsafe { link.exchange(name, hip.main_stream()?, &outgoing, &incoming) }?;
         }
-        Ok(())
-    }
-
-    /// Numbers of each member in an exchange of keys and values.
-    fn pieces(&self, rows: &Rows, width: usize) -> Vec<Range<usize>> {
-        let len = 2 * rows.tokens() * width;
-        (0..self.cutting.cp).map(|m| m * len..(m + 1) * len).collect()
+        Ok(came)
     }
 }
 
@@ -125,7 +107,7 @@ impl ContextPeers<Hip> for DeviceContext {
         let sources = [x.q, x.k, x.v_delayed];
         ensure!(sources.iter().all(|b| b.kind() == Kind::F32), "what goes over borders of chunks is f32");
         let mut parcels = self.parcels(hip, rows, border.width())?;
-        for (i, (s, own)) in self.chunk_places(rows).enumerate() {
+        for (i, (s, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             for ((n, width, at), from) in border.parts().into_iter().zip(sources) {
                 let end = (i + 1) * rows.seq;
                 hip.copy_part(&mut parcels[own], s * border.width() + at, from, (end - n) * width..end * width)?;
@@ -134,7 +116,7 @@ impl ContextPeers<Hip> for DeviceContext {
         let came = self.over_borders("halo of chunks", hip, &parcels, 1)?;
         let room = |rows, cols| hip.room(rows, cols, Kind::F32);
         let mut halo = [room(rows.batch * HALO, border.q)?, room(rows.batch * HALO, border.k)?, room(rows.batch, border.half)?];
-        for (i, (s, own)) in self.chunk_places(rows).enumerate() {
+        for (i, (s, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             for ((n, width, at), to) in border.parts().into_iter().zip(&mut halo) {
                 let from = s * border.width() + at;
                 hip.copy_part(to, i * n * width, &came[own], from..from + n * width)?;
@@ -147,13 +129,13 @@ impl ContextPeers<Hip> for DeviceContext {
     fn return_halo(&self, hip: &Hip, rows: &Rows, d_halo: Halo<Buf>, d: &mut CcaIn<Buf>) -> Result<()> {
         let border = Border::of(&d.as_ref());
         let mut parcels = self.parcels(hip, rows, border.width())?;
-        for (i, (s, own)) in self.chunk_places(rows).enumerate() {
+        for (i, (s, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             for ((n, width, at), from) in border.parts().into_iter().zip([&d_halo.q, &d_halo.k, &d_halo.v_delayed]) {
                 hip.copy_part(&mut parcels[own], s * border.width() + at, from, i * n * width..(i + 1) * n * width)?;
             }
         }
         let came = self.over_borders("gradients of halos", hip, &parcels, -1)?;
-        for (i, (s, own)) in self.chunk_places(rows).enumerate() {
+        for (i, (s, own)) in self.cutting.chunk_places(rows.batch).enumerate() {
             for ((n, width, at), to) in border.parts().into_iter().zip([&mut d.q, &mut d.k, &mut d.v_delayed]) {
                 let (from, end) = (s * border.width() + at, (i + 1) * rows.seq);
                 hip.add_part(to, (end - n) * width, &came[own], from..from + n * width)?;
@@ -165,40 +147,44 @@ impl ContextPeers<Hip> for DeviceContext {
     fn gather(&self, hip: &Hip, rows: &Rows, k: &Buf, v: &Buf) -> Result<(Buf, Buf)> {
         ensure!(k.kind() == v.kind(), "keys are {:?}, values {:?}", k.kind(), v.kind());
         let (width, own, n, kind) = (k.cols(), rows.tokens(), self.cutting.cp, k.kind());
-        let (link, pieces) = (self.link()?, self.pieces(rows, width));
+        let (place, pieces) = (self.place()?, self.cutting.pieces(own, width));
         let mut all = hip.room(2 * n * own, width, kind)?;
-        let at = pieces[link.index()].start;
+        let at = pieces[place].start;
         hip.copy_part(&mut all, at, k, 0..k.len())?;
         hip.copy_part(&mut all, at + own * width, v, 0..v.len())?;
         let address = all.address_mut(0);
-        // SAFETY: the buffer has all pieces, and is used in this backend's stream alone.
-        unsafe { link.all_gather("all-gather of keys and values", hip.main_stream()?, address, kind, &pieces) }?;
+        if let Some(link) = self.link()? {
+            // SAFETY: the buffer has all pieces, and is used in this backend's stream alone.
+            unsafe { link.all_gather("all-gather of keys and values", hip.main_stream()?, address, kind, &pieces) }?;
+        }
         let (mut all_k, mut all_v) = (hip.room(n * own, width, kind)?, hip.room(n * own, width, kind)?);
         let run = self.cutting.chunk() * width;
-        self.for_runs(rows, |member, from, to| {
+        for (member, from, to) in self.cutting.runs(self.cutting.sequences(rows.batch)) {
             let at = pieces[member].start + from * width;
             hip.copy_part(&mut all_k, to * width, &all, at..at + run)?;
-            hip.copy_part(&mut all_v, to * width, &all, at + own * width..at + own * width + run)
-        })?;
+            hip.copy_part(&mut all_v, to * width, &all, at + own * width..at + own * width + run)?;
+        }
         Ok((all_k, all_v))
     }
 
     fn scatter(&self, hip: &Hip, rows: &Rows, dk: Buf, dv: Buf) -> Result<(Buf, Buf)> {
         ensure!(dk.kind() == Kind::F32 && dv.kind() == Kind::F32, "gradients of keys and values are f32");
         let (width, own, n) = (dk.cols(), rows.tokens(), self.cutting.cp);
-        let (link, pieces) = (self.link()?, self.pieces(rows, width));
+        let (place, pieces) = (self.place()?, self.cutting.pieces(own, width));
         let mut all = hip.room(2 * n * own, width, Kind::F32)?;
         let run = self.cutting.chunk() * width;
-        self.for_runs(rows, |member, at, from| {
+        for (member, at, from) in self.cutting.runs(self.cutting.sequences(rows.batch)) {
             let (at, from) = (pieces[member].start + at * width, from * width..from * width + run);
             hip.copy_part(&mut all, at, &dk, from.clone())?;
-            hip.copy_part(&mut all, at + own * width, &dv, from)
-        })?;
+            hip.copy_part(&mut all, at + own * width, &dv, from)?;
+        }
         let address = all.address_mut(0);
-        // SAFETY: as above.
-        unsafe { link.reduce_scatter("reduce-scatter of key and value gradients", hip.main_stream()?, address, &pieces) }?;
+        if let Some(link) = self.link()? {
+            // SAFETY: as above.
+            unsafe { link.reduce_scatter("reduce-scatter of key and value gradients", hip.main_stream()?, address, &pieces) }?;
+        }
         let (mut own_k, mut own_v) = (hip.room(own, width, Kind::F32)?, hip.room(own, width, Kind::F32)?);
-        let at = pieces[link.index()].start;
+        let at = pieces[place].start;
         hip.copy_part(&mut own_k, 0, &all, at..at + own * width)?;
         hip.copy_part(&mut own_v, 0, &all, at + own * width..at + 2 * own * width)?;
         Ok((own_k, own_v))

@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::num::NonZeroU16;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -75,7 +76,13 @@ pub fn address(variable: impl Fn(&str) -> Option<String>, launch: &Launch) -> Re
         Some(port) => Some(number("ZAYA_MASTER_PORT", &port)?),
         None => match set("MASTER_PORT") {
             // There torchrun itself listens.
-            Some(port) if launch.by == Launcher::Torchrun => Some(number("MASTER_PORT", &port)?.wrapping_add(1)),
+            Some(port) if launch.by == Launcher::Torchrun => {
+                Some(number("MASTER_PORT", &port)?.checked_add(1).ok_or_else(|| {
+                    bad_input(
+                        "MASTER_PORT=65535: torchrun listens there, and the ranks meet at the port behind it: take a smaller one",
+                    )
+                })?)
+            }
             Some(port) => Some(number("MASTER_PORT", &port)?),
             None => None,
         },
@@ -98,7 +105,9 @@ pub fn address(variable: impl Fn(&str) -> Option<String>, launch: &Launch) -> Re
 }
 
 fn number(name: &str, text: &str) -> Result<u16> {
-    text.parse().map_err(|_| bad_input(format!("{name}={text:?} is no port: a number from 1 to 65535 is expected")))
+    text.parse()
+        .map(NonZeroU16::get)
+        .map_err(|_| bad_input(format!("{name}={text:?} is no port: a number from 1 to 65535 is expected")))
 }
 
 impl Meeting {

@@ -38,7 +38,7 @@ use crate::model::peers::ContextPeers;
 use crate::tensor::hip::Hip;
 
 pub use carrier::OnDevice;
-use context::DeviceContext;
+pub use context::DeviceContext;
 pub use engine::RcclRank;
 use experts::DeviceExperts;
 pub use link::{Link, Parcel};

@@ -108,10 +108,6 @@ impl Watch {
         Ok(Arc::new(Self { shared, thread: Some(thread) }))
     }
 
-    pub fn timeout(&self) -> Duration {
-        self.shared.timeout
-    }
-
     pub fn add_line(&self, line: &Arc<Line>) {
         self.shared.lock().lines.push(line.clone());
     }

@@ -1,13 +1,11 @@
 //! AdamW (spec 3.3): `kernels/adamw.zk.cpp`, one pass over weight, gradient and both moments.
 
-use std::hash::Hash as _;
 use std::ops::Range;
 use std::ptr::null_mut;
 
 use anyhow::{Result, ensure};
-use hip_sys::hip::ffi::hipMemcpyDeviceToDevice;
 
-use super::graph::Fate;
+use super::host::copy_rows;
 use super::product::{KeptHalf, WORK_ITEMS};
 use super::{Buf, Hip, Kind};
 use crate::tensor::backend::AdamWStep;
@@ -63,14 +61,7 @@ pub fn update(
 
 /// Of rows that do not begin where the kernel wants them to: by way of copies that do.
 fn off_alignment(hip: &Hip, places: [*mut f32; 4], half: *mut f32, n: usize, step: AdamWStep) -> Result<()> {
-    let copy = |to: *mut f32, from: *const f32| {
-        let (Some(stream), bytes) = (hip.stream(), n * Kind::F32.bytes()) else { return Ok(()) };
-        if hip.fate(|to_hash| ("copy", to as usize, from as usize, bytes).hash(to_hash)) == Fate::Skip {
-            return Ok(());
-        }
-        // SAFETY: `n` numbers of buffers of this backend, which live in stream order, both ends apart.
-        unsafe { stream.copy(to.cast(), from.cast(), bytes, hipMemcpyDeviceToDevice) }
-    };
+    let copy = |to: *mut f32, from: *const f32| copy_rows(hip, to, from, n * Kind::F32.bytes());
     let mut copies = [hip.f32s(1, n)?, hip.f32s(1, n)?, hip.f32s(1, n)?, hip.f32s(1, n)?];
     let aligned = copies.each_mut().map(Buf::at_mut);
     for (to, from) in aligned.iter().zip(places) {

@@ -116,12 +116,19 @@ impl Matrices {
 
 /// Rows of `x` in the order as bf16, times their probabilities where `prob` is given.
 fn permuted(hip: &Hip, x: &Buf, routing: &Routing, prob: Option<&Buf>) -> Result<Buf> {
-    let mut out = hip.bf16s(x.rows(), x.cols())?;
-    let name = match x.kind() {
-        Kind::F32 => "experts_permute_f32_bf16",
-        Kind::Bf16 => "experts_permute_bf16_bf16",
+    take(hip, x, &routing.order, x.rows(), Kind::Bf16, prob)
+}
+
+/// Row i of the outcome is row `order[i]` of `x`, for the first `n` of `order` (i32), times its probability where `prob` is given. bf16 stays
+/// bf16.
+pub(super) fn take(hip: &Hip, x: &Buf, order: &Buf, n: usize, kind: Kind, prob: Option<&Buf>) -> Result<Buf> {
+    let (name, kind) = match (x.kind(), kind) {
+        (Kind::F32, Kind::F32) => ("experts_permute_f32_f32", Kind::F32),
+        (Kind::F32, Kind::Bf16) => ("experts_permute_f32_bf16", Kind::Bf16),
+        (Kind::Bf16, _) => ("experts_permute_bf16_bf16", Kind::Bf16),
     };
-    launch!(hip, name, [x.rows()], WORK_ITEMS; x.at(), routing.order.at(), address(prob), out.at_mut(), int(x.cols()))?;
+    let mut out = hip.matrix(n, x.cols(), kind)?;
+    launch!(hip, name, [n], WORK_ITEMS; x.at(), order.at(), address(prob), out.at_mut(), int(x.cols()))?;
     Ok(out)
 }
 

@@ -66,7 +66,6 @@ struct State {
     in_vain: u32,
     /// Why there is nothing to repeat any more.
     off: bool,
-    launched: u64,
 }
 
 /// A captured graph.
@@ -96,11 +95,6 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hip {
-    /// How often a graph was launched in place of its calls.
-    pub fn graph_launches(&self) -> u64 {
-        locked(&self.inner.graphs.state).launched
-    }
-
     /// Asked before each call is queued. `note` hashes all that the call depends on.
     pub(super) fn fate(&self, note: impl FnOnce(&mut DefaultHasher)) -> Fate {
         match &mut *locked(&self.inner.graphs.pass) {
@@ -199,7 +193,6 @@ impl Hip {
             },
         };
         let results = state.graphs[at].1.run(&device.stream, &from_host)?;
-        state.launched += 1;
         state.in_vain = 0;
         drop(state);
         self.under(Pass::Reading { results }, &mut work).0

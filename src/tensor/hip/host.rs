@@ -92,8 +92,8 @@ fn copy_now(hip: &Hip, to: *mut c_void, from: *const c_void, bytes: usize, kind:
     hip.synchronize().context("waiting for the device")
 }
 
-/// Queues a copy inside the device.
-fn copy_rows(hip: &Hip, to: *const f32, from: *const f32, bytes: usize) -> Result<()> {
+/// Queues a copy of `bytes` inside the device, between buffers of this backend that are long enough.
+pub(super) fn copy_rows(hip: &Hip, to: *const f32, from: *const f32, bytes: usize) -> Result<()> {
     let Some(stream) = hip.stream().filter(|_| bytes > 0) else { return Ok(()) };
     if hip.fate(|to_hash| ("copy", to as usize, from as usize, bytes).hash(to_hash)) == Fate::Skip {
         return Ok(());

@@ -107,9 +107,8 @@ impl Operands {
     ///
     /// # Errors
     /// When the device has no room.
-    pub fn new(hip: &Hip, values: &[f32], result: usize) -> Result<Self> {
-        let numbers = hip.rounded(&hip.upload(values, 1, values.len())?)?;
-        Ok(Self { hip: hip.clone(), numbers, result: hip.f32s(1, result)? })
+    pub fn new(hip: &Hip, values: &Buf, result: usize) -> Result<Self> {
+        Ok(Self { hip: hip.clone(), numbers: hip.rounded(values)?, result: hip.f32s(1, result)? })
     }
 
     /// Queues `y = x wᵀ`, x `[m, k]`, w `[n, k]`.

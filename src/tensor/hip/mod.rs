@@ -250,6 +250,17 @@ impl Backend for Hip {
         host::last_rows(self, batch, x, n)
     }
 
+    fn gather_rows(&self, x: &Buf, index: &[u32]) -> Result<Buf> {
+        share::check_rows(index, x)?;
+        self.take_rows(&*self.as_f32(x)?, &host::upload_plain(self, index)?, index.len(), Kind::F32)
+    }
+
+    fn scatter_rows(&self, x: &Buf, index: &[u32], into: &mut Buf) -> Result<()> {
+        share::check_rows(index, into)?;
+        ensure!(x.rows() == index.len(), "{} rows for {} places", x.rows(), index.len());
+        self.put_rows(&*self.as_f32(x)?, &host::upload_plain(self, index)?, into)
+    }
+
     fn embed(&self, rows: &Rows, table: &Buf) -> Result<Buf> {
         embedding::forward(self, rows, table)
     }

@@ -4,10 +4,9 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result, ensure};
-use hip_sys::hip::ffi::hipMemcpyDeviceToDevice;
 use hip_sys::{Hip as Library, Stream};
 
-use super::host::{download_plain, upload_plain};
+use super::host::{copy_rows, download_plain, upload_plain};
 use super::product::WORK_ITEMS;
 use super::router::Routing;
 use super::{Buf, Hip, Kind, Rows, int};
@@ -76,13 +75,7 @@ impl Hip {
     }
 
     fn copy_numbers(&self, to: usize, from: &Buf, range: Range<usize>) -> Result<()> {
-        let bytes = range.len() * from.kind().bytes();
-        if bytes > 0 {
-            let stream = self.main_stream()?;
-            // SAFETY: both ranges lie in buffers of this backend, as was checked, and these live in stream order.
-            unsafe { stream.copy(to as *mut _, from.address(range.start) as *const _, bytes, hipMemcpyDeviceToDevice) }?;
-        }
-        Ok(())
+        copy_rows(self, to as *const f32, from.address(range.start) as *const f32, range.len() * from.kind().bytes())
     }
 
     /// Adds the f32 numbers of `from` in `range` to numbers `at..` of `to`, which may be bf16.
@@ -110,14 +103,7 @@ impl Hip {
     /// Row i of the outcome is row `order[i]` of `x`, for the first `n` of `order` (i32). bf16 stays bf16.
     pub fn take_rows(&self, x: &Buf, order: &Buf, n: usize, kind: Kind) -> Result<Buf> {
         ensure!(n <= order.len(), "{n} rows of an order of {}", order.len());
-        let (name, kind) = match (x.kind(), kind) {
-            (Kind::F32, Kind::F32) => ("experts_permute_f32_f32", Kind::F32),
-            (Kind::F32, Kind::Bf16) => ("experts_permute_f32_bf16", Kind::Bf16),
-            (Kind::Bf16, _) => ("experts_permute_bf16_bf16", Kind::Bf16),
-        };
-        let mut out = self.matrix(n, x.cols(), kind)?;
-        launch!(self, name, [n], WORK_ITEMS; x.at(), order.at(), std::ptr::null::<f32>(), out.at_mut(), int(x.cols()))?;
-        Ok(out)
+        super::experts::take(self, x, order, n, kind, None)
     }
 
     /// The reverse: row `order[i]` of `out` becomes row i of `x`, both f32.
@@ -152,6 +138,12 @@ impl Hip {
     ) -> Result<()> {
         super::experts::skip_backward(self, h, routing, skip, dy, dh, d_prob)
     }
+}
+
+/// That there are such rows.
+pub(super) fn check_rows(index: &[u32], of: &Buf) -> Result<()> {
+    ensure!(index.iter().all(|i| (*i as usize) < of.rows()), "rows {index:?} of a matrix of {}", of.rows());
+    Ok(())
 }
 
 fn check(to: &Buf, at: usize, from: &Buf, range: &Range<usize>) -> Result<()> {

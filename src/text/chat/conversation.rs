@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::PRIVATE;
 use super::special::SpecialTokens;
-use crate::text::record::{Fault, OnBad};
+use crate::text::record::{self, Document, Fault, OnBad};
 
 /// Role of the turns that a model learns.
 pub const ASSISTANT: &str = "assistant";
@@ -41,7 +41,7 @@ impl Conversation {
         if replaced > 0 && on_bad != OnBad::Replace {
             return Err(Fault::NotUnicode(replaced));
         }
-        let json: Value = serde_json::from_str(&text).map_err(|e| Fault::NotJson(e.to_string()))?;
+        let json: Value = serde_json::from_str(&text).map_err(|e| Fault::NotJson(record::explain(&e)))?;
         let Value::Object(mut record) = json else { return Err(Fault::NotAnObject) };
         let list = match field {
             Some(field) => record.remove(field),
@@ -110,21 +110,25 @@ fn break_special(value: &mut Value, special: &SpecialTokens, spared: &[String]) 
             Ok(())
         }
         Value::Array(values) => values.iter_mut().try_for_each(|v| break_special(v, special, spared)),
-        Value::Object(fields) => fields.values_mut().try_for_each(|v| break_special(v, special, spared)),
+        Value::Object(fields) => {
+            for (mut name, mut value) in std::mem::take(fields) {
+                if special.spells(&name) || name.contains(|c| PRIVATE.contains(&c)) {
+                    let mut text = Value::String(name);
+                    break_special(&mut text, special, spared)?;
+                    name = text.as_str().unwrap_or_default().into();
+                }
+                break_special(&mut value, special, spared)?;
+                fields.insert(name, value);
+            }
+            Ok(())
+        }
         _ => Ok(()),
     }
 }
 
 /// A record's JSON with U+FFFD for what is not Unicode, escaped surrogates without a partner included; and how many there are.
 fn repair(bytes: &[u8]) -> (String, u64) {
-    let (mut out, mut replaced) = (String::with_capacity(bytes.len()), 0);
-    for chunk in bytes.utf8_chunks() {
-        out.push_str(chunk.valid());
-        if !chunk.invalid().is_empty() {
-            out.push(char::REPLACEMENT_CHARACTER);
-            replaced += 1;
-        }
-    }
+    let Document { text: mut out, mut replaced } = record::repair(bytes);
     let mut at = 0;
     while let Some(found) = out[at..].find('\\') {
         at += found;

@@ -92,6 +92,11 @@ impl SpecialTokens {
         }
     }
 
+    /// Whether `text` holds what spells a special token.
+    pub fn spells(&self, text: &str) -> bool {
+        self.search.is_match(text)
+    }
+
     /// Whether `text` ends in a special token.
     pub fn ends(&self, text: &str) -> bool {
         self.tokens.iter().any(|t| text.ends_with(&t.text))

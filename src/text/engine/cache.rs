@@ -82,12 +82,6 @@ pub struct Cache {
     most_aside: usize,
 }
 
-/// What a slot says.
-pub enum Found<'a> {
-    Ids(&'a [u32]),
-    Nothing,
-}
-
 impl Cache {
     /// A cache of about `size_bytes` at most (while it grows, half as much again).
     pub fn new(size_bytes: usize) -> Self {
@@ -130,8 +124,8 @@ impl Cache {
             }
             if low == key.low && high == key.high {
                 match self.spilled(count) {
-                    Found::Ids(list) => ids.extend_from_slice(list),
-                    Found::Nothing => ids.extend_from_slice(&[two as u32, (two >> 32) as u32, last as u32][..count]),
+                    Some(list) => ids.extend_from_slice(list),
+                    None => ids.extend_from_slice(&[two as u32, (two >> 32) as u32, last as u32][..count]),
                 }
                 return true;
             }
@@ -139,12 +133,10 @@ impl Cache {
         }
     }
 
-    fn spilled(&self, count: usize) -> Found<'_> {
-        if count <= 3 {
-            return Found::Nothing;
-        }
-        let at = count - 4;
-        Found::Ids(&self.spill[at + 1..][..self.spill[at] as usize])
+    /// The ids of a word whose slot does not hold them itself, by the slot's count.
+    fn spilled(&self, count: usize) -> Option<&[u32]> {
+        let at = count.checked_sub(4)?;
+        Some(&self.spill[at + 1..][..self.spill[at] as usize])
     }
 
     /// Remembers a word that [`Cache::get`] does not know.
@@ -210,13 +202,9 @@ impl Cache {
         if word.len() > LONGEST {
             return false;
         }
-        match self.long.get(word).map(|at| self.spilled(at as usize + 4)) {
-            Some(Found::Ids(list)) => {
-                ids.extend_from_slice(list);
-                true
-            }
-            _ => false,
-        }
+        let Some(list) = self.long.get(word).and_then(|at| self.spilled(at as usize + 4)) else { return false };
+        ids.extend_from_slice(list);
+        true
     }
 
     /// Remembers a word that [`Cache::get_long`] does not know.

@@ -63,6 +63,20 @@ fn too_little_memory_halves_the_micro_batch() {
     };
     let (one, four) = (planned("1"), planned("4"));
     assert!(one.ceil() + 1.0 < four, "{one} MiB for one sequence at once, {four} for four");
+    // Ranks that share sequences hold a part of each, and room for what travels between them.
+    let shared = |cp: &str| {
+        let set = format!("parallel.cp={cp}");
+        let args = [&BF16[..], &wide, &["--dry-run", "--ranks", "2", "--set", "train.micro_batch=1", "--set", &set[..]]].concat();
+        let text = String::from_utf8(gpu_command(&lab, "plan", &args).output().unwrap().stdout).unwrap();
+        let mib = |name: &str| {
+            let line = text.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+            line[name.len()..].split_whitespace().next().unwrap().parse::<f64>().unwrap()
+        };
+        assert!(mib("gradients and weights on their way") > 0.0);
+        mib("working memory of a step")
+    };
+    let (whole, halves) = (shared("1"), shared("2"));
+    assert!(halves < 0.8 * whole && halves > 0.3 * whole, "{halves} of {whole}");
     let run = |name: &str, args: &[&str], fault: &str| {
         let args = [&BF16[..], &["--stop-at", "2"], args].concat();
         finish(gpu_command(&lab, name, &args).env("SWGPU_FAULT", fault))

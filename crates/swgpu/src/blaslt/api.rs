@@ -1,13 +1,12 @@
 //! The C functions of hipBLASLt.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::descriptors::{Layout, Product, Value};
 use super::product::Call;
 use super::{Element, Failure, INVALID_VALUE, NOT_SUPPORTED, Status, call, failure};
-use crate::counters::{self, Counts};
+use crate::counters;
 use crate::hip::copy::Place;
 use crate::hip::handles::Handles;
 use crate::hip::stream::stream;
@@ -316,7 +315,7 @@ pub unsafe extern "C" fn hipblasLtMatmul(
             }
             let _turn = device.running();
             match call.run() {
-                Ok(()) => counters::record("hipblasLtMatmul", &Counts { launches: 1, ..Counts::default() }, &BTreeMap::new()),
+                Ok(()) => counters::record_call("hipblasLtMatmul"),
                 Err(problem) => device.fail(LAUNCH_FAILURE, &problem),
             }
         }))?)

@@ -1,13 +1,12 @@
 //! Capture of streams into graphs, and their launch.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 use super::device::device;
 use super::stream::{GRAPH_EXECS, GRAPHS, stream};
 use super::{CAPTURE_UNSUPPORTED, Status, call, failure, give};
-use crate::counters::{self, Counts};
+use crate::counters;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn hipStreamBeginCapture(handle: *mut c_void, _mode: c_int) -> Status {
@@ -62,7 +61,7 @@ pub extern "C" fn hipGraphLaunch(exec: *mut c_void, handle: *mut c_void) -> Stat
         if stream.is_capturing() {
             return failure(CAPTURE_UNSUPPORTED, "a graph cannot be launched into a stream that is being captured");
         }
-        counters::record("hipGraphLaunch", &Counts { launches: 1, ..Counts::default() }, &BTreeMap::new());
+        counters::record_call("hipGraphLaunch");
         graph.operations.iter().try_for_each(|operation| stream.push(operation.clone()))
     })
 }

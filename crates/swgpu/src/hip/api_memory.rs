@@ -1,6 +1,5 @@
 //! Allocation, copies and fills.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::PoisonError;
 
@@ -8,7 +7,7 @@ use super::copy::{Place, copy, fill};
 use super::device::{Device, current, device};
 use super::stream::stream;
 use super::{Failure, INVALID_DEVICE_POINTER, INVALID_VALUE, OUT_OF_MEMORY, Status, call, failure, give};
-use crate::counters::{self, Counts};
+use crate::counters;
 use crate::faults;
 use crate::memory::{self, Allocation, Owner};
 use crate::settings::{Poison, settings};
@@ -37,7 +36,7 @@ fn allocate(device: &Device, bytes: usize) -> Result<u64, Failure> {
         unsafe { std::ptr::write_bytes(allocation.segment().data, 0xff, bytes) };
     }
     memory::register(&allocation);
-    counters::record("hipMalloc", &Counts { launches: 1, ..Counts::default() }, &BTreeMap::new());
+    counters::record_call("hipMalloc");
     *used += bytes;
     Ok(allocation.address)
 }

@@ -329,8 +329,7 @@ fn enqueue(batch: Vec<Pending>) -> Result<(), Failure> {
         }
         let Some(results) = communicator.run(ticket, &requests) else { return };
         for request in &requests {
-            let call = counters::Counts { launches: 1, ..Default::default() };
-            counters::record(&format!("nccl{:?}", request.kind), &call, &Default::default());
+            counters::record_call(&format!("nccl{:?}", request.kind));
         }
         for (pending, result) in batch.iter().zip(results) {
             let Some((place, bytes)) = &pending.target else { continue };

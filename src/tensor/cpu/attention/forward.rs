@@ -6,7 +6,7 @@ use super::super::packed::{Core, Format, Left, as_slots, as_slots_mut, multiply_
 use super::super::par::{self, Shared};
 use super::super::rows::Rows;
 use super::super::scratch::cut;
-use super::tiles::{hide, softmax};
+use super::tiles::{bring_up_to_date, hide};
 use super::{COLS, Dims, Sight, Span, Unit, gather, needs_mask, right_slots};
 use crate::tensor::backend::{AttentionShape, Qkv};
 
@@ -231,23 +231,7 @@ fn attend(o: &Operands, unit: usize, columns: &[usize], work: &mut Work, out: Sh
                 );
             }
             let out = &mut work.out[c0 * n.head..(c0 + nr) * n.head];
-            let (max, sum, scale) = (&mut max[c0..], &mut sum[c0..], n.scale);
-            let previous = started.then_some(&mut *out);
-            match width {
-                8 => vectorised(
-                    #[inline(always)]
-                    || softmax::<8>(tile, nr, scale, max, sum, previous),
-                ),
-                16 => vectorised(
-                    #[inline(always)]
-                    || softmax::<16>(tile, nr, scale, max, sum, previous),
-                ),
-                32 => vectorised(
-                    #[inline(always)]
-                    || softmax::<32>(tile, nr, scale, max, sum, previous),
-                ),
-                _ => unreachable!("panels of {nr} columns"),
-            }
+            bring_up_to_date(width, tile, nr, n.scale, &mut max[c0..], &mut sum[c0..], started.then_some(&mut *out));
             let p = if core.format == Format::F32 {
                 as_slots(tile)
             } else {

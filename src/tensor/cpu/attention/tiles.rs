@@ -2,6 +2,7 @@
 //!
 //! A tile has a row for each key and a column for each query.
 
+use super::super::level::vectorised;
 use super::super::math::{exp_of_score, larger};
 use super::super::rows::Rows;
 use super::{COLS, Unit};
@@ -136,5 +137,32 @@ pub fn score_gradients(p: &[f32], ds: &mut [f32], delta: &[f32], slope: &[f32]) 
         for ((ds, p), (delta, slope)) in ds.iter_mut().zip(p).zip(delta.iter().zip(slope)) {
             *ds = p * (*ds - delta) * slope;
         }
+    }
+}
+
+/// `softmax` of a tile of `width` columns.
+pub fn bring_up_to_date(
+    width: usize,
+    tile: &mut [f32],
+    nr: usize,
+    scale: f32,
+    max: &mut [f32],
+    sum: &mut [f32],
+    out: Option<&mut [f32]>,
+) {
+    match width {
+        8 => vectorised(
+            #[inline(always)]
+            || softmax::<8>(tile, nr, scale, max, sum, out),
+        ),
+        16 => vectorised(
+            #[inline(always)]
+            || softmax::<16>(tile, nr, scale, max, sum, out),
+        ),
+        32 => vectorised(
+            #[inline(always)]
+            || softmax::<32>(tile, nr, scale, max, sum, out),
+        ),
+        _ => unreachable!("panels of {nr} columns"),
     }
 }

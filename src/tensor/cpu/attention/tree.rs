@@ -8,8 +8,8 @@ use super::super::packed::pack::{self, Source};
 use super::super::packed::{Core, Format, Left, as_slots, as_slots_mut, multiply_block};
 use super::super::par::{self, Shared};
 use super::super::scratch::cut;
-use super::tiles::{hide_key, softmax};
-use super::{COLS, right_slots};
+use super::tiles::{bring_up_to_date, hide_key};
+use super::{COLS, Sight, Span, right_slots};
 use crate::tensor::backend::{AttentionShape, Qkv};
 use crate::tensor::tree::{Segment, Tree};
 
@@ -153,28 +153,6 @@ fn block<'a>(
     (Left::rows(k, slots), Left::strided(v, 1, head))
 }
 
-/// First and one-past-last position that some columns see, and, inside, those that all of them see.
-#[derive(Clone, Copy)]
-struct Span {
-    from: usize,
-    to: usize,
-    all_from: usize,
-    all_to: usize,
-}
-
-fn span(first: &[u32], len: &[u32]) -> Span {
-    let mut span = Span { from: usize::MAX, to: 0, all_from: 0, all_to: usize::MAX };
-    for (first, len) in first.iter().zip(len) {
-        let (first, end) = (*first as usize, (*first + *len) as usize);
-        span.from = span.from.min(first);
-        span.to = span.to.max(end);
-        span.all_from = span.all_from.max(first);
-        span.all_to = span.all_to.min(end);
-    }
-    span.from &= !3;
-    span
-}
-
 fn attend(o: &Operands, s: &Segment, task: Task, work: &mut Work, out: Shared<f32>) {
     let (core, nr, head) = (o.core, o.core.nr, o.shape.head_dim);
     let (slots, columns) = (core.slots(head), task.count);
@@ -198,11 +176,15 @@ fn attend(o: &Operands, s: &Segment, task: Task, work: &mut Work, out: Shared<f3
         len[c] = end as u32 - first[c];
     }
     let panels = columns.div_ceil(nr);
-    let spans: [Span; COLS] = std::array::from_fn(|p| {
-        let panel = (p * nr).min(columns - 1)..((p + 1) * nr).min(columns);
-        if p < panels { span(&first[panel.clone()], &len[panel]) } else { span(&first[..columns], &len[..columns]) }
-    });
-    let whole = span(&first[..columns], &len[..columns]);
+    let sight = Sight { count: columns, first, len };
+    // Sums within a tile are taken by fours.
+    let span = |from: usize, width: usize| {
+        let span = sight.span(from, width);
+        Span { from: span.from & !3, ..span }
+    };
+    let whole = span(0, COLS);
+    let mut spans = [whole; COLS];
+    spans.iter_mut().take(panels).enumerate().for_each(|(p, of_panel)| *of_panel = span(p * nr, nr));
     let (mut max, mut sum) = ([f32::MIN; COLS], [0f32; COLS]);
     for number in whole.from / KEYS..whole.to.div_ceil(KEYS) {
         let start = (number * KEYS).max(whole.from);
@@ -221,7 +203,7 @@ fn attend(o: &Operands, s: &Segment, task: Task, work: &mut Work, out: Shared<f3
             multiply_block(core, keys, width, slots, k, &work.q[c0 * slots..], tile, nr, false);
             tile[keys * nr..].fill(f32::NEG_INFINITY);
             if key0 < span.all_from || end > span.all_to {
-                let (first, len) = (&first[c0..c0 + width], &len[c0..c0 + width]);
+                let (first, len) = (&sight.first[c0..c0 + width], &sight.len[c0..c0 + width]);
                 vectorised(
                     #[inline(always)]
                     || {
@@ -256,32 +238,5 @@ fn attend(o: &Operands, s: &Segment, task: Task, work: &mut Work, out: Shared<f3
                 *out = x * inverse;
             }
         }
-    }
-}
-
-/// `softmax` of a tile of `width` columns.
-fn bring_up_to_date(
-    width: usize,
-    tile: &mut [f32],
-    nr: usize,
-    scale: f32,
-    max: &mut [f32],
-    sum: &mut [f32],
-    out: Option<&mut [f32]>,
-) {
-    match width {
-        8 => vectorised(
-            #[inline(always)]
-            || softmax::<8>(tile, nr, scale, max, sum, out),
-        ),
-        16 => vectorised(
-            #[inline(always)]
-            || softmax::<16>(tile, nr, scale, max, sum, out),
-        ),
-        32 => vectorised(
-            #[inline(always)]
-            || softmax::<32>(tile, nr, scale, max, sum, out),
-        ),
-        _ => unreachable!("panels of {nr} columns"),
     }
 }
