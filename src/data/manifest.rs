@@ -16,6 +16,8 @@ pub const FORMAT: &str = "zaya-shard-set-1";
 
 /// Shards of a set at most: their numbers have five digits, so that names sort as numbers do.
 pub const MOST_SHARDS: u32 = 100_000;
+/// Digits of a shard's number.
+pub const SHARD_DIGITS: usize = 5;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -64,7 +66,7 @@ pub struct ShardEntry {
 
 /// Prefix of shard `number` of the set `prefix`.
 pub fn shard_prefix(prefix: &Path, number: u32) -> PathBuf {
-    with_suffix(prefix, &format!("_{number:05}"))
+    with_suffix(prefix, &format!("_{number:0SHARD_DIGITS$}"))
 }
 
 /// Path of the manifest of the set `prefix`.

@@ -44,6 +44,11 @@ fn companion_suffixes() -> impl Iterator<Item = &'static str> {
     [Companion::Ds, Companion::Olmo].into_iter().flat_map(Companion::suffixes).copied()
 }
 
+/// Of all files that a shard may have.
+pub(super) fn all_suffixes() -> impl Iterator<Item = &'static str> {
+    SUFFIXES.into_iter().rev().chain(companion_suffixes()).chain([mask::SUFFIX])
+}
+
 /// Appends documents to `PREFIX.bin.tmp` and `PREFIX.idx.tmp`; [`ShardWriter::publish`] gives them their names. Dropped
 /// before that, it removes them. Memory does not grow with the number of documents.
 pub struct ShardWriter {
@@ -260,7 +265,7 @@ pub fn check_prefix(prefix: &Path, overwrite: bool) -> Result<()> {
             prefix.join("train").display()
         )));
     }
-    for suffix in SUFFIXES {
+    for suffix in all_suffixes() {
         let path = with_suffix(prefix, suffix);
         if path.exists() && !overwrite {
             return Err(bad_input(format!("{} exists: choose another --output, or replace it with --overwrite", path.display())));
@@ -276,7 +281,7 @@ pub fn check_prefix(prefix: &Path, overwrite: bool) -> Result<()> {
 
 /// Removes the files of a shard, its index first.
 pub(super) fn remove_shard(prefix: &Path) -> Result<()> {
-    for suffix in SUFFIXES.into_iter().rev().chain(companion_suffixes()).chain([mask::SUFFIX]) {
+    for suffix in all_suffixes() {
         remove_if_there(&with_suffix(prefix, suffix))?;
     }
     Ok(())
@@ -314,18 +319,23 @@ pub(super) fn create_temporary(path: &Path) -> Result<File> {
 /// Writes a whole file: temporary name, fsync, rename.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let temporary = with_suffix(path, ".tmp");
-    let write = || -> Result<()> {
-        let mut file = create_temporary(&temporary)?;
+    let file = create_temporary(&temporary).with_context(|| format!("writing {}", path.display()))?;
+    publish_file(&file, path, bytes).inspect_err(|_| drop(std::fs::remove_file(&temporary)))
+}
+
+/// Fills `file`, the temporary one of `path`, makes it durable and gives it its name.
+pub(super) fn publish_file(mut file: &File, path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut write = || -> Result<()> {
         file.write_all(bytes)?;
         file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
+        std::fs::rename(with_suffix(path, ".tmp"), path)?;
         sync_directory_of(path)
     };
-    write().inspect_err(|_| drop(std::fs::remove_file(&temporary))).with_context(|| format!("writing {}", path.display()))
+    write().with_context(|| format!("writing {}", path.display()))
 }
 
 /// Makes a rename in the directory of `path` durable.
-pub(super) fn sync_directory_of(path: &Path) -> Result<()> {
+fn sync_directory_of(path: &Path) -> Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -52,12 +52,8 @@ pub fn train_vocab(job: &TrainVocabJob, watcher: &mut (impl Watcher + Send)) -> 
     let json = pool.install(|| vocab::train(job.size, &special, &mut documents));
     tally.check_some_use()?;
     write_file(&job.output, json?.as_bytes())?;
-    Ok(TrainedVocab {
-        documents: tally.total(|s| s.documents),
-        text_bytes: tally.total(|s| s.text_bytes),
-        skipped: tally.skipped(),
-        replaced: tally.replaced(),
-    })
+    let all = tally.all();
+    Ok(TrainedVocab { documents: all.documents, text_bytes: all.text_bytes, skipped: all.skipped, replaced: all.replaced })
 }
 
 /// Texts of a corpus, one after the other.
@@ -104,12 +100,11 @@ impl<W: Watcher> Iterator for Documents<'_, '_, W> {
             if self.next == self.block.records.len() {
                 self.tally.watcher.progress(self.block.bytes_read);
                 self.next = 0;
+                // The old block goes first: a very long record in it keeps the reader of the next one waiting.
+                self.block = Block::default();
                 match self.blocks.next()? {
                     Ok(block) => self.block = block,
-                    Err(e) => {
-                        self.block = Block::default();
-                        return Some(Err(e));
-                    }
+                    Err(e) => return Some(Err(e)),
                 }
                 continue;
             }

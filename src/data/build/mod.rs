@@ -289,17 +289,18 @@ impl<'a> Task<'a> {
 
     /// The sidecar of what `tally` has counted; sizes and hashes are not known yet.
     fn sidecar<W: Watcher>(&self, tally: &Tally<'_, W>) -> Sidecar {
+        let all = tally.all();
         Sidecar {
             format: FORMAT.into(),
             tool: tool(),
             tokenizer: self.tokenizer_info(),
             eod: self.eod_info(),
             dtype: self.token_type.name().into(),
-            documents: tally.total(|s| s.documents),
-            tokens: tally.total(|s| s.tokens),
-            text_bytes: tally.total(|s| s.text_bytes),
-            skipped: tally.skipped(),
-            replaced: tally.replaced(),
+            documents: all.documents,
+            tokens: all.tokens,
+            text_bytes: all.text_bytes,
+            skipped: all.skipped,
+            replaced: all.replaced,
             unknown_tokens: tally.unknown_tokens,
             selection: self.selection.info(),
             part: None,

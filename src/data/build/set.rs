@@ -5,18 +5,17 @@
 //! the bytes that an undisturbed one would have written.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
 
 use super::tally::{Taken, Tally, source_of};
 use super::{Seen, Selection, Task, TokenizeJob, Watcher, suffixes, tool};
 use crate::data::companions::{Companion, Origin};
-use crate::data::manifest::{FORMAT, MOST_SHARDS, Manifest, ShardEntry, manifest_path, shard_prefix};
+use crate::data::manifest::{FORMAT, MOST_SHARDS, Manifest, SHARD_DIGITS, ShardEntry, manifest_path, shard_prefix};
 use crate::data::shard::{prefix_of, with_suffix};
-use crate::data::sidecar::{Part, Replaced, Sidecar, Skipped, SourceInfo};
+use crate::data::sidecar::{Part, Sidecar, SourceInfo};
 use crate::data::upkeep::check_hashes;
 use crate::data::writer::{self, ShardWriter, Tokens, check_prefix};
 use crate::error::bad_input;
@@ -57,7 +56,7 @@ pub fn tokenize_set(
             return Err(bad_input(format!("{} {text}", path.display())));
         }
     }
-    let task = Task::prepare(job, selection, std::slice::from_ref(&manifest_file))?;
+    let task = Task::prepare(job, selection, &files_at_stake(job, &prefix, &manifest_file))?;
     // Held until the end: one process writes a set.
     let draft = Draft { file: writer::create_temporary(&with_suffix(&manifest_file, ".tmp"))?, path: manifest_file.clone() };
     let set = set_hash(&task, companions, limits);
@@ -94,6 +93,21 @@ pub fn tokenize_set(
     draft.publish(&manifest)?;
     remove_from(&prefix, manifest.shards.len() as u32)?;
     Ok(manifest)
+}
+
+/// Files that the set replaces, or removes as what an older one has left, as far as they can be files that are read: the manifest, and
+/// inputs with the names of a shard's files.
+fn files_at_stake(job: &TokenizeJob, prefix: &Path, manifest: &Path) -> Vec<PathBuf> {
+    let stem = format!("{}_", prefix.file_name().unwrap_or_default().to_string_lossy());
+    let is_of_a_shard = |name: &str| {
+        let rest = name.strip_prefix(&stem).and_then(|rest| rest.split_at_checked(SHARD_DIGITS));
+        rest.is_some_and(|(number, suffix)| {
+            number.bytes().all(|b| b.is_ascii_digit()) && writer::all_suffixes().any(|known| known == suffix)
+        })
+    };
+    let read = job.corpus.inputs.iter().map(|input| &input.path).chain([&job.tokenizer]);
+    let named = read.filter_map(|path| path.file_name()?.to_str()).filter(|name| is_of_a_shard(name));
+    named.map(|name| prefix.with_file_name(name)).chain([manifest.to_path_buf()]).collect()
 }
 
 /// Hash of all that decides about the bytes of the set.
@@ -168,14 +182,8 @@ struct Draft {
 }
 
 impl Draft {
-    fn publish(mut self, manifest: &Manifest) -> Result<()> {
-        let mut write = || -> Result<()> {
-            self.file.write_all((serde_json::to_string_pretty(manifest)? + "\n").as_bytes())?;
-            self.file.sync_all()?;
-            std::fs::rename(with_suffix(&self.path, ".tmp"), &self.path)?;
-            writer::sync_directory_of(&self.path)
-        };
-        write().with_context(|| format!("writing {}", self.path.display()))
+    fn publish(self, manifest: &Manifest) -> Result<()> {
+        writer::publish_file(&self.file, &self.path, (serde_json::to_string_pretty(manifest)? + "\n").as_bytes())
     }
 }
 
@@ -279,7 +287,7 @@ impl Run<'_> {
             }
             self.close(tally, Place { input: inputs, ..Place::default() })?;
         }
-        let total = |count: fn(&SourceInfo) -> u64| self.sources.iter().map(count).sum();
+        let all = SourceInfo::sum(&self.sources);
         Ok(Manifest {
             format: FORMAT.into(),
             tool: tool(),
@@ -288,11 +296,11 @@ impl Run<'_> {
             dtype: self.task.token_type.name().into(),
             selection: self.task.selection.info(),
             set: self.set.clone(),
-            documents: total(|s| s.documents),
-            tokens: total(|s| s.tokens),
-            text_bytes: total(|s| s.text_bytes),
-            skipped: self.sources.iter().fold(Skipped::default(), |sum, s| sum + s.skipped),
-            replaced: self.sources.iter().fold(Replaced::default(), |sum, s| sum + s.replaced),
+            documents: all.documents,
+            tokens: all.tokens,
+            text_bytes: all.text_bytes,
+            skipped: all.skipped,
+            replaced: all.replaced,
             unknown_tokens: self.unknown_tokens,
             shards: std::mem::take(&mut self.entries),
             sources: std::mem::take(&mut self.sources),

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::{Corpus, Watcher};
-use crate::data::sidecar::{Replaced, Skipped, SourceInfo};
+use crate::data::sidecar::SourceInfo;
 use crate::error::{bad_input, did_you_mean};
 use crate::text::corpus::{Input, Place};
 use crate::text::record::{Fault, OnBad};
@@ -120,22 +120,15 @@ impl<'a, W: Watcher> Tally<'a, W> {
         Ok(())
     }
 
-    pub fn total<T: std::iter::Sum>(&self, count: impl Fn(&SourceInfo) -> T) -> T {
-        self.sources.iter().map(count).sum()
-    }
-
-    pub fn skipped(&self) -> Skipped {
-        self.sources.iter().fold(Skipped::default(), |sum, s| sum + s.skipped)
-    }
-
-    pub fn replaced(&self) -> Replaced {
-        self.sources.iter().fold(Replaced::default(), |sum, s| sum + s.replaced)
+    /// Counts of all inputs together.
+    pub fn all(&self) -> SourceInfo {
+        SourceInfo::sum(&self.sources)
     }
 
     /// Refuses a corpus in which every record was bad: that is a wrong `--field` or `--format`, not a poor corpus.
     pub fn check_some_use(&self) -> Result<()> {
-        let skipped = self.skipped();
-        let used = self.total(|s| s.documents) + skipped.all() - skipped.bad;
+        let SourceInfo { documents, skipped, .. } = self.all();
+        let used = documents + skipped.all() - skipped.bad;
         if used > 0 || skipped.bad == 0 {
             return Ok(());
         }
