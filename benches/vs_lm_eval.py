@@ -89,7 +89,7 @@ def zaya(args, case, folder, out):
         raise Failed(f"zaya: exit code {done.returncode}: {done.stderr.strip()[-300:]}")
     block = json.loads((out / "results.json").read_text())["zaya"]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_s": cpu, "wall_s": time.monotonic() - start, "tokens": block["tokens"], "seconds": block["seconds"]}
+    return {"cpu_s": cpu, "wall_s": time.monotonic() - start, "tokens": block["tokens"]}
 
 
 def lm_eval(args, python, case, folder, out):

@@ -9,7 +9,7 @@ use super::harness::request::{Request, Response};
 use super::harness::score::code::CodeRunner;
 use super::harness::score::counts::Counts;
 use super::harness::score::results::Scored;
-use super::harness::score::samples::score;
+use super::harness::score::samples::{CONTINUATION_TOKENS, score};
 use super::harness::tasks::build::{Built, Options, build};
 use super::harness::tasks::documents::Library;
 use super::harness::tasks::spec::TaskSpec;
@@ -26,6 +26,8 @@ pub fn rescore(spec: &TaskSpec, records: &TaskRecords, code: Option<&dyn CodeRun
     // Every filter has the same answers.
     let own: Vec<&Value> = records.records.iter().filter(|r| Some(&r["filter"]) == first).collect();
     let mut built = rebuild(spec, records, &own)?;
+    // Documents of CORE were shuffled.
+    built.asked.sort_by_key(|a| a.doc_id);
     let mut responses = Vec::new();
     for (asked, record) in built.asked.iter_mut().zip(&own) {
         let says = || format!("{}: document {}", records.path.display(), record["doc_id"]);
@@ -37,7 +39,11 @@ pub fn rescore(spec: &TaskSpec, records: &TaskRecords, code: Option<&dyn CodeRun
             return Err(bad_input(text)).with_context(says);
         }
         let pairs = asked.requests.iter().zip(answers);
-        responses.extend(pairs.map(|(request, v)| response(request, v)).collect::<Result<Vec<_>>>().with_context(says)?);
+        let read = pairs.enumerate().map(|(i, (request, v))| {
+            let tokens = record[CONTINUATION_TOKENS][i].as_u64().unwrap_or_default() as usize;
+            response(request, v, tokens)
+        });
+        responses.extend(read.collect::<Result<Vec<_>>>().with_context(says)?);
     }
     let score = score(&built, &responses, code, Counts::default(), bootstrap_iters)?;
     Ok((built.into(), score))
@@ -83,7 +89,7 @@ fn requests(record: &Value) -> Result<Vec<Request>> {
 }
 
 /// One entry of lm-eval's `resps`, whose own files have numbers and truth values as texts.
-fn response(request: &Request, v: &Value) -> Result<Response> {
+fn response(request: &Request, v: &Value, tokens: usize) -> Result<Response> {
     let wrong = || bad_input(format!("`resps` holds {v}, which is no answer"));
     let list = v.as_array().ok_or_else(wrong)?;
     let number = |v: &Value| v.as_f64().or_else(|| v.as_str()?.parse().ok()).ok_or_else(wrong);
@@ -94,7 +100,9 @@ fn response(request: &Request, v: &Value) -> Result<Response> {
     };
     match (request, &list[..]) {
         (Request::Loglikelihood { .. }, [Value::Array(pair)]) => match &pair[..] {
-            [logprob, is_greedy] => Ok(Response::Loglikelihood { logprob: number(logprob)?, is_greedy: truth(is_greedy)? }),
+            [logprob, is_greedy] => {
+                Ok(Response::Loglikelihood { logprob: number(logprob)?, is_greedy: truth(is_greedy)?, tokens })
+            }
             _ => Err(wrong()),
         },
         (Request::Rolling { .. }, [logprob]) => Ok(Response::Rolling { logprob: number(logprob)? }),
@@ -124,14 +132,15 @@ mod tests {
         assert_eq!(asked, requests(&written).unwrap());
         assert!(matches!(&asked[..], [Request::Loglikelihood { .. }, Request::Rolling { .. }, Request::Generate { .. }]));
         for answers in [[json!([[-12.5, false]]), json!([-3.25])], [json!([["-12.5", "False"]]), json!(["-3.25"])]] {
-            let read: Vec<_> = asked.iter().zip(&answers).map(|(request, v)| response(request, v).unwrap()).collect();
-            let want = [Response::Loglikelihood { logprob: -12.5, is_greedy: false }, Response::Rolling { logprob: -3.25 }];
+            let read: Vec<_> = asked.iter().zip(&answers).map(|(request, v)| response(request, v, 2).unwrap()).collect();
+            let want =
+                [Response::Loglikelihood { logprob: -12.5, is_greedy: false, tokens: 2 }, Response::Rolling { logprob: -3.25 }];
             assert_eq!(read, want);
         }
-        let text = response(&asked[2], &json!(["-7"])).unwrap();
+        let text = response(&asked[2], &json!(["-7"]), 0).unwrap();
         assert_eq!(text, Response::Generated(vec!["-7".into()]));
         for (request, v) in [(0, json!([["x", "False"]])), (0, json!(["text"])), (1, json!([1, 2])), (2, json!([1]))] {
-            assert!(response(&asked[request], &v).is_err(), "{v}");
+            assert!(response(&asked[request], &v, 0).is_err(), "{v}");
         }
     }
 }

@@ -64,12 +64,12 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 fn what_is_read_is_never_replaced() {
     let dir = corpus();
     let text = "{\"text\":\"the cat and the dog\"}\n";
-    for name in ["web_00000.json", "web_00001.json", "web_0001.json", "web_00001.jsonl"] {
-        fs::write(dir.path().join(name), text).unwrap();
-    }
+    let write = |name: &str| fs::write(dir.path().join(name), text).unwrap();
+    ["web_00001.json", "web_0001.json", "web_00001.jsonl"].into_iter().for_each(write);
     let base = ["tokenize", "--tokenizer", "tok.json", "--shard-tokens", "1000000", "--output", "web"];
     for (input, more) in [("web_00001.json", None), ("web_00000.json", Some("--overwrite")), ("web_00000.json", Some("--resume"))]
     {
+        write(input);
         let args: Vec<&str> = base.into_iter().chain(["--input", input]).chain(more).collect();
         let (code, stderr) = run(&dir, &args);
         assert!(code == Some(2) && stderr.contains("would replace") && stderr.contains(input), "{args:?}: {stderr}");

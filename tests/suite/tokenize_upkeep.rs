@@ -79,7 +79,7 @@ fn what_cannot_be_merged_is_refused() {
     let (code, text) = refused(&["m", "a", "gone"]);
     assert!(code == 2 && text.contains("no token shard gone.idx"), "{text}");
     let (code, text) = refused(&["a", "b", "c"]);
-    assert!(code == 2 && text.contains("a.bin exists"), "{text}");
+    assert!(code == 2 && text.contains("a.idx exists"), "{text}");
     let (code, text) = refused(&["a", "b", "a", "--overwrite"]);
     assert!(code == 2 && text.contains("would replace a.bin"), "{text}");
     let mut writer = ShardWriter::create(&dir.path().join("foreign"), TokenType::U16, false).unwrap();

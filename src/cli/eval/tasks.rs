@@ -78,7 +78,7 @@ pub fn run(args: &RunArgs, model_dir: &Path, output: &Path, backend: BackendName
         let (answers, usage) = answered?;
         drop(work);
         let code = sandbox.as_ref().map(|s| s as &dyn CodeRunner);
-        let Tasks { nodes, built, skipped } = tasks;
+        let Tasks { nodes, built, skipped, .. } = tasks;
         let (scored, requests) = score_all(&built, &plans, &answers, code, options.bootstrap_iters, options.log_requests)?;
         session.write(&nodes, &scored, &skipped, usage, &requests, started)?;
         Ok(if skipped.is_empty() { exit_code::OK } else { exit_code::PARTIAL })

@@ -1,15 +1,28 @@
-//! The CORE metric of DCLM as nanochat computes it (core_eval at commit 92d63d4), over the tasks whose data is at hand.
+//! The CORE metric of DCLM as nanochat computes it (core_eval at commit 92d63d4).
 //!
 //! Unlike lm-eval: a BOS in front, choices compared by their mean log-probability over the tokens in which the prompts differ, shots
-//! drawn by `Random(1234 + index)`, and scores centred so that chance is 0.
+//! drawn for each document by `Random(1234 + index)` from the evaluated documents, which `Random(1337)` has shuffled, and scores
+//! centred so that chance is 0.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
 
-use super::encode::{Encode, Pair};
+use super::encode::{Encode, Encoder, Pair};
 use super::python::random::Random;
 use super::python::text::rstrip;
-use super::score::numeric::argmax;
+use super::request::{Asked, Request};
+use super::run::Planned;
+use super::score::counts::Counts;
+use super::tasks::documents::Library;
+use super::tasks::spec::TaskSpec;
 use crate::error::bad_input;
+
+/// Name of the group of all its tasks.
+pub const GROUP: &str = "core";
+/// What the names of its tasks begin with; the rest is DCLM's label.
+const PREFIX: &str = "core_";
+/// DCLM's table of tasks, a part of the bundle of their data: chance as it is taken there.
+const TABLE: &str = "eval_meta_data.csv";
 
 /// How a task's prompts differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,58 +35,107 @@ pub enum Kind {
     LanguageModeling,
 }
 
-/// A task of CORE.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CoreTask {
-    pub label: &'static str,
-    /// The task whose documents these are.
-    pub documents: &'static str,
-    pub kind: Kind,
-    pub num_fewshot: usize,
-    pub delimiter: &'static str,
-    /// Score of chance, a share.
-    pub baseline: f64,
-}
-
-/// Number of tasks of the whole metric.
-pub const WHOLE: usize = 22;
-
-/// The tasks whose data are at hand.
-pub const TASKS: [CoreTask; 8] = [
-    task("hellaswag_zeroshot", "hellaswag", Kind::MultipleChoice, 0, " ", 0.25),
-    task("arc_easy", "arc_easy", Kind::MultipleChoice, 10, "\nAnswer: ", 0.25),
-    task("arc_challenge", "arc_challenge", Kind::MultipleChoice, 10, "\nAnswer: ", 0.25),
-    task("piqa", "piqa", Kind::MultipleChoice, 10, "\nAnswer: ", 0.5),
-    task("openbook_qa", "openbookqa", Kind::MultipleChoice, 0, " ", 0.25),
-    task("lambada_openai", "lambada_openai", Kind::LanguageModeling, 0, " ", 0.0),
-    task("hellaswag", "hellaswag", Kind::MultipleChoice, 10, " ", 0.25),
-    task("winogrande", "winogrande", Kind::Schema, 0, " ", 0.5),
-];
-
-const fn task(
-    label: &'static str,
-    documents: &'static str,
-    kind: Kind,
-    shots: usize,
-    delimiter: &'static str,
-    chance: f64,
-) -> CoreTask {
-    CoreTask { label, documents, kind, num_fewshot: shots, delimiter, baseline: chance }
-}
-
 /// A document in CORE's form. `contexts` holds one query, or one per option of a schema; `continuations` one per choice, or one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
+    pub kind: Kind,
     pub contexts: Vec<String>,
     pub continuations: Vec<String>,
     pub gold: usize,
 }
 
+impl Item {
+    /// Reads `query`, `choices` and `gold`; or `context_options`, `continuation` and `gold`; or `context` and `continuation`.
+    ///
+    /// # Errors
+    /// `BadInput`: none of these.
+    pub fn of(doc: &Value) -> Result<Self> {
+        let text = |key: &str| doc[key].as_str().map(|t| vec![t.to_string()]);
+        let texts = |key: &str| doc[key].as_array()?.iter().map(|v| v.as_str().map(String::from)).collect::<Option<Vec<_>>>();
+        let item = match (texts("choices"), texts("context_options")) {
+            (Some(continuations), _) => text("query").map(|c| (Kind::MultipleChoice, c, continuations)),
+            (_, Some(contexts)) => text("continuation").map(|c| (Kind::Schema, contexts, c)),
+            _ => text("context").zip(text("continuation")).map(|(a, b)| (Kind::LanguageModeling, a, b)),
+        };
+        let (kind, contexts, continuations) = item.context("no document of CORE's form")?;
+        let gold = doc["gold"].as_u64().unwrap_or(0) as usize;
+        let options = contexts.len().max(continuations.len());
+        if gold >= options || (kind != Kind::LanguageModeling && doc["gold"].is_null()) {
+            return Err(bad_input(format!("`gold` is {}, which is no index of its {options} options", doc["gold"])));
+        }
+        Ok(Self { kind, contexts, continuations, gold })
+    }
+
+    /// The item with its answer, as a shot of others.
+    fn shot(&self, delimiter: &str) -> String {
+        let (context, continuation) = match self.kind {
+            Kind::MultipleChoice => (&self.contexts[0], &self.continuations[self.gold]),
+            Kind::Schema => (&self.contexts[self.gold], &self.continuations[0]),
+            Kind::LanguageModeling => (&self.contexts[0], &self.continuations[0]),
+        };
+        format!("{}{delimiter}{continuation}\n\n", self.trimmed(context))
+    }
+
+    fn trimmed<'a>(&self, context: &'a str) -> &'a str {
+        if self.kind == Kind::LanguageModeling { context.trim() } else { context }
+    }
+
+    /// One request per choice or context.
+    fn requests(&self, before: &str, delimiter: &str) -> Vec<Request> {
+        let ask = |context: &String, continuation: &String| Request::Loglikelihood {
+            context: format!("{before}{}{delimiter}", self.trimmed(context)),
+            continuation: continuation.clone(),
+        };
+        match self.kind {
+            Kind::Schema => self.contexts.iter().map(|c| ask(c, &self.continuations[0])).collect(),
+            _ => self.continuations.iter().map(|c| ask(&self.contexts[0], c)).collect(),
+        }
+    }
+}
+
+/// Score of chance of `spec`, a share: DCLM's table where it lies beside the data, else the definition's; none if it is no task of CORE.
+pub fn chance(spec: &TaskSpec, library: &Library) -> Result<Option<f64>> {
+    let Some(own) = spec.core_chance else { return Ok(None) };
+    let Some(path) = library.find(&[TABLE.to_string()]) else { return Ok(Some(own)) };
+    let label = spec.name.strip_prefix(PREFIX).unwrap_or(&spec.name);
+    let rows = library.documents(&path)?;
+    let Some(row) = rows.iter().find(|r| r["Eval Task"] == label) else { return Ok(Some(own)) };
+    let percent = row["Random baseline"].as_str().and_then(|t| t.trim().parse::<f64>().ok()).filter(|p| (0.0..100.0).contains(p));
+    let wrong =
+        || bad_input(format!("{}: `Random baseline` of {label} is {}, no percentage", path.display(), row["Random baseline"]));
+    Ok(Some(0.01 * percent.ok_or_else(wrong)?))
+}
+
+/// The requests of the first `count` documents in nanochat's order.
+///
+/// # Errors
+/// `BadInput`: a document is not of CORE's form, or there are too few for the shots.
+pub fn ask(spec: &TaskSpec, docs: &[Value], count: usize) -> Result<Vec<Asked>> {
+    let mut chosen = order(docs.len());
+    chosen.truncate(count);
+    let item = |i: &usize| Item::of(&docs[*i]).with_context(|| format!("{}: document {i}", spec.name));
+    let items = chosen.iter().map(item).collect::<Result<Vec<_>>>()?;
+    let delimiter = &spec.target_delimiter;
+    let asked = |(index, item): (usize, &Item)| {
+        let shots = shots(index, items.len(), spec.num_fewshot.unwrap_or(0)).with_context(|| spec.name.clone())?;
+        let before: String = shots.into_iter().map(|i| items[i].shot(delimiter)).collect();
+        let doc_id = chosen[index];
+        let (target, choices) = match item.kind {
+            Kind::MultipleChoice => (json!(item.gold), item.continuations.clone()),
+            Kind::Schema => (json!(item.gold), item.contexts.clone()),
+            Kind::LanguageModeling => (json!(item.continuations[0]), Vec::new()),
+        };
+        let requests = item.requests(&before, delimiter);
+        Ok(Asked { doc_id, doc: docs[doc_id].clone(), target: target.clone(), choices, gold: target, requests })
+    };
+    items.iter().enumerate().map(asked).collect()
+}
+
 /// Indices of the shots of document `index` out of `count`: itself is not among them.
-pub fn shots(index: usize, count: usize, k: usize) -> Result<Vec<usize>> {
+fn shots(index: usize, count: usize, k: usize) -> Result<Vec<usize>> {
     if k > count.saturating_sub(1) {
         return Err(bad_input(format!(
-            "{k} few-shot examples are needed, there are {} other documents",
+            "the {k} few-shot examples are other documents of those evaluated, of which there are {}: raise --limit, or lower --num-fewshot",
             count.saturating_sub(1)
         )));
     }
@@ -82,68 +144,50 @@ pub fn shots(index: usize, count: usize, k: usize) -> Result<Vec<usize>> {
 }
 
 /// The order in which nanochat takes documents, of which a limit takes the first.
-pub fn order(count: usize) -> Vec<usize> {
+fn order(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     Random::new(1337).shuffle(&mut order);
     order
 }
 
-/// The prompts of an item: one per choice or context; for language modelling the one without and the one with the continuation.
-pub fn prompts(task: &CoreTask, item: &Item, shots: &[&Item]) -> Vec<String> {
-    let d = task.delimiter;
-    let mut before = String::new();
-    for shot in shots {
-        let (context, continuation) = match task.kind {
-            Kind::MultipleChoice => (&shot.contexts[0], &shot.continuations[shot.gold]),
-            Kind::Schema => (&shot.contexts[shot.gold], &shot.continuations[0]),
-            Kind::LanguageModeling => (&shot.contexts[0], &shot.continuations[0]),
-        };
-        let context = if task.kind == Kind::LanguageModeling { context.trim() } else { context };
-        before += &format!("{context}{d}{continuation}\n\n");
-    }
-    match task.kind {
-        Kind::MultipleChoice => item.continuations.iter().map(|c| format!("{before}{}{d}{c}", item.contexts[0])).collect(),
-        Kind::Schema => item.contexts.iter().map(|c| format!("{before}{c}{d}{}", item.continuations[0])).collect(),
-        Kind::LanguageModeling => {
-            let context = format!("{before}{}{d}", item.contexts[0].trim());
-            // White space at the end would be a token of its own.
-            vec![rstrip(&context).to_string(), format!("{context}{}", item.continuations[0])]
-        }
-    }
-}
-
-/// The pairs to score: context is all before the tokens that count. Left-cut to `max_length` tokens.
-pub fn pairs<T: Encode + ?Sized>(kind: Kind, prompts: &[String], tokenizer: &T, max_length: usize) -> Result<Vec<Pair>> {
+/// The ids of a document's requests: context is all before the tokens that count. What the model does not take is cut off on the left.
+pub fn plan<T: Encode + ?Sized>(asked: &Asked, encoder: &Encoder<T>, counts: &mut Counts) -> Result<Vec<Planned>> {
+    let kind = Item::of(&asked.doc)?.kind;
+    let tokenizer = encoder.tokenizer;
     let bos = tokenizer.bos().or_else(|| tokenizer.eos()).map(|(id, _)| id);
-    let encode = |p: &String| -> Result<Vec<u32>> {
-        let ids = tokenizer.encode(p, false)?;
-        Ok(bos.into_iter().chain(ids).collect())
-    };
-    let ids = prompts.iter().map(encode).collect::<Result<Vec<_>>>()?;
-    let (whole, starts): (&[Vec<u32>], Vec<usize>) = match kind {
-        Kind::MultipleChoice => (&ids, vec![common(&ids, false); ids.len()]),
+    let encode = |text: &str| -> Result<Vec<u32>> { Ok(bos.into_iter().chain(tokenizer.encode(text, false)?).collect()) };
+    let texts = asked.requests.iter().filter_map(|r| match r {
+        Request::Loglikelihood { context, continuation } => Some((context.as_str(), continuation.as_str())),
+        _ => None,
+    });
+    let texts: Vec<(&str, &str)> = texts.collect();
+    let ids = texts.iter().map(|(a, b)| encode(&format!("{a}{b}"))).collect::<Result<Vec<_>>>()?;
+    let starts: Vec<usize> = match kind {
+        Kind::MultipleChoice => vec![common(&ids, false); ids.len()],
         Kind::Schema => {
             let suffix = common(&ids, true);
-            (&ids, ids.iter().map(|i| i.len() - suffix).collect())
+            ids.iter().map(|i| i.len() - suffix).collect()
         }
         Kind::LanguageModeling => {
-            if !ids[1].starts_with(&ids[0]) {
-                return Err(bad_input("the tokens of the prompt are no prefix of those with its continuation"));
-            }
-            (&ids[1..], vec![ids[0].len()])
+            // White space at the end would be a token of its own.
+            let alone = encode(rstrip(texts[0].0))?;
+            counts.boundary_mismatches += u64::from(!ids[0].starts_with(&alone));
+            vec![common(&[ids[0].clone(), alone], false)]
         }
     };
-    whole
-        .iter()
-        .zip(starts)
-        .map(|(ids, start)| {
-            let cut = ids.len().saturating_sub(max_length);
-            if start <= cut || start >= ids.len() {
-                return Err(bad_input("the tokens that count do not fit the model, or there are none"));
-            }
-            Ok(Pair { context: ids[cut..start].to_vec(), continuation: ids[start..].to_vec(), ..Pair::default() })
-        })
-        .collect()
+    let planned = ids.into_iter().zip(starts).map(|(mut ids, start)| {
+        let cut = ids.len().saturating_sub(encoder.max_length);
+        // At least one token counts, and at least one stands before: a choice may begin another one, and all may be too long.
+        let last = ids.len().checked_sub(1).filter(|last| *last > 0);
+        let last = last.ok_or_else(|| bad_input("a prompt of fewer than two tokens has nothing to score"))?;
+        let split = start.clamp(cut + 1, last.max(cut + 1));
+        counts.boundary_fallbacks += u64::from(split != start);
+        counts.truncated_requests += u64::from(cut > 0);
+        counts.truncated_tokens += cut as u64;
+        let continuation = ids.split_off(split);
+        Ok(Planned::Pair { pair: Pair { context: ids, continuation, ..Pair::default() }, cut })
+    });
+    planned.collect()
 }
 
 /// Length of the longest common prefix, or suffix.
@@ -153,29 +197,24 @@ fn common(all: &[Vec<u32>], from_end: bool) -> usize {
     (0..shortest).take_while(|i| all.iter().all(|ids| at(ids, *i) == at(&all[0], *i))).count()
 }
 
-/// Whether the item was answered rightly, given the answer to each pair: sum of log p, and whether all tokens are the argmax.
-pub fn is_right(kind: Kind, item: &Item, pairs: &[Pair], answers: &[(f64, bool)]) -> bool {
-    if kind == Kind::LanguageModeling {
-        return answers.iter().all(|a| a.1);
-    }
-    let means: Vec<f64> = pairs.iter().zip(answers).map(|(p, a)| a.0 / p.continuation.len() as f64).collect();
-    argmax(&means) == item.gold
+/// (score - chance) / (1 - chance)
+pub fn centred(score: f64, chance: f64) -> f64 {
+    (score - chance) / (1.0 - chance)
 }
 
-/// (accuracy - chance) / (1 - chance)
-pub fn centred(accuracy: f64, baseline: f64) -> f64 {
-    (accuracy - baseline) / (1.0 - baseline)
-}
-
-/// Mean of the centred scores, and a sentence that says of how many of the 22 tasks.
-pub fn core(scores: &[f64]) -> (f64, String) {
-    let value = scores.iter().sum::<f64>() / scores.len() as f64;
-    (value, format!("mean over {} of the {WHOLE} tasks of CORE: not comparable with the whole metric", scores.len()))
+/// What a user should know of a metric of which `missing` tasks have no data.
+pub fn remark(missing: &[String], whole: usize) -> String {
+    format!(
+        "{GROUP}: the mean over {} of its {whole} tasks, not comparable with the whole metric: no data of {}",
+        whole - missing.len(),
+        missing.iter().map(|name| name.strip_prefix(PREFIX).unwrap_or(name)).collect::<Vec<_>>().join(", ")
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::harness::compat::{Compat, Faults};
 
     #[test]
     fn common_parts() {
@@ -187,17 +226,78 @@ mod tests {
     #[test]
     fn shots_of_a_document() {
         assert_eq!(shots(3, 20, 4).unwrap(), [5, 13, 10, 8]);
-        assert!(shots(0, 4, 4).is_err());
+        assert!(shots(0, 4, 4).unwrap_err().to_string().contains("raise --limit"));
         assert_eq!(order(6), [1, 0, 3, 2, 5, 4]);
     }
 
     #[test]
-    fn prompts_are_nanochats() {
-        let item = Item { contexts: vec!["Q ".into()], continuations: vec!["a".into(), "b".into()], gold: 1 };
-        let t = CoreTask { delimiter: "\nAnswer: ", ..TASKS[1] };
-        assert_eq!(prompts(&t, &item, &[&item]), ["Q \nAnswer: b\n\nQ \nAnswer: a", "Q \nAnswer: b\n\nQ \nAnswer: b"]);
-        let lm = CoreTask { kind: Kind::LanguageModeling, delimiter: " ", ..TASKS[5] };
-        assert_eq!(prompts(&lm, &item, &[]), ["Q", "Q a"]);
+    fn documents_have_three_forms() {
+        let of = |doc: Value| Item::of(&doc);
+        let choice = of(json!({"query": "Q ", "choices": ["a", "b"], "gold": 1})).unwrap();
+        assert_eq!(choice.shot("\nAnswer: "), "Q \nAnswer: b\n\n");
+        let ask = |context: &str, continuation: &str| Request::Loglikelihood {
+            context: context.into(),
+            continuation: continuation.into(),
+        };
+        assert_eq!(choice.requests("S", ": "), [ask("SQ : ", "a"), ask("SQ : ", "b")]);
+        let schema = of(json!({"context_options": ["A", "B"], "continuation": "ran.", "gold": 0})).unwrap();
+        assert_eq!(schema.requests("", " "), [ask("A ", "ran."), ask("B ", "ran.")]);
+        let text = of(json!({"context": " x\n", "continuation": "y"})).unwrap();
+        assert_eq!((text.shot(" "), text.requests("", " ")), ("x y\n\n".into(), vec![ask("x ", "y")]));
+        for wrong in
+            [json!({"query": "Q"}), json!({"query": "Q", "choices": ["a"], "gold": 1}), json!({"query": "Q", "choices": ["a"]})]
+        {
+            assert!(of(wrong).is_err());
+        }
         assert_eq!(centred(0.625, 0.25), 0.5);
+    }
+
+    /// Each byte is a token; 1 begins a text.
+    struct Bytes;
+
+    impl Encode for Bytes {
+        fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>> {
+            Ok(text.bytes().map(u32::from).collect())
+        }
+        fn bos(&self) -> Option<(u32, &str)> {
+            Some((1, ""))
+        }
+        fn eos(&self) -> Option<(u32, &str)> {
+            None
+        }
+    }
+
+    fn planned(doc: Value, max_length: usize) -> (Vec<(usize, usize, usize)>, Counts) {
+        let item = Item::of(&doc).unwrap();
+        let requests = item.requests("", " ");
+        let asked = Asked { doc_id: 0, doc, target: Value::Null, choices: Vec::new(), gold: Value::Null, requests };
+        let (faults, mut counts) = (Faults::default(), Counts::default());
+        let encoder = Encoder { tokenizer: &Bytes, compat: Compat::LmEval, add_special: None, max_length, faults: &faults };
+        let lengths = plan(&asked, &encoder, &mut counts).unwrap().into_iter().map(|p| match p {
+            Planned::Pair { pair, cut } => (pair.context.len(), pair.continuation.len(), cut),
+            _ => unreachable!("only pairs are planned"),
+        });
+        (lengths.collect(), counts)
+    }
+
+    #[test]
+    fn the_tokens_that_differ_count() {
+        // "\1q " is common, and the "b" of both choices.
+        let choices = json!({"query": "q", "choices": ["bar", "bo"], "gold": 0});
+        assert_eq!(planned(choices.clone(), 99).0, [(4, 2, 0), (4, 1, 0)]);
+        // Six tokens of which four fit: the two that count and two before them.
+        assert_eq!(planned(choices, 4).0, [(4, 2, 2), (4, 1, 1)]);
+        let schema = json!({"context_options": ["A", "Be"], "continuation": "ran", "gold": 0});
+        assert_eq!(planned(schema, 99).0, [(2, 4, 0), (3, 4, 0)]);
+        assert_eq!(planned(json!({"context": "x ", "continuation": "yz"}), 99).0, [(2, 3, 0)]);
+    }
+
+    #[test]
+    fn something_is_scored_whatever_the_prompts_are() {
+        // One choice begins the other; what counts is longer than the model takes.
+        let (lengths, counts) = planned(json!({"query": "q", "choices": ["a", "ab"], "gold": 0}), 99);
+        assert_eq!((lengths, counts.boundary_fallbacks), (vec![(3, 1, 0), (4, 1, 0)], 1));
+        let (lengths, counts) = planned(json!({"query": "q", "choices": ["abcdef", "uvwxyz"], "gold": 0}), 4);
+        assert_eq!((lengths, counts.truncated_tokens), (vec![(6, 3, 5), (6, 3, 5)], 10));
     }
 }

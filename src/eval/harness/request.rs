@@ -35,8 +35,8 @@ impl Request {
 /// The answer to a `Request`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Response {
-    /// Sum of log p over the continuation's tokens, nats, and whether each is the argmax.
-    Loglikelihood { logprob: f64, is_greedy: bool },
+    /// Sum of log p over the continuation's `tokens` (0 where a record does not tell), nats, and whether each is the argmax.
+    Loglikelihood { logprob: f64, is_greedy: bool, tokens: usize },
     /// Sum over all windows, nats.
     Rolling { logprob: f64 },
     /// As many texts as the task's `repeats`, stop strings already cut off.

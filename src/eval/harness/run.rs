@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
+use super::core_metric;
 use super::encode::{Encode, Encoder, Memo, Pair, Prompt};
 use super::python::json::{Style, dumps};
 use super::request::{Asked, Request, Response};
@@ -111,9 +112,13 @@ pub fn plan_document<T: Encode + ?Sized>(
     encoder: &Encoder<T>,
     counts: &mut Counts,
 ) -> Result<Vec<Planned>> {
+    let says = || format!("{}: document {}", task.spec.name, asked.doc_id);
+    if task.spec.core_chance.is_some() {
+        return core_metric::plan(asked, encoder, counts).with_context(says);
+    }
     let mut memo = None;
     let planned = asked.requests.iter().map(|r| plan_one(r, encoder, &mut memo, counts)).collect::<Result<_>>();
-    planned.with_context(|| format!("{}: document {}", task.spec.name, asked.doc_id))
+    planned.with_context(says)
 }
 
 fn plan_one<T: Encode + ?Sized>(
@@ -209,7 +214,7 @@ impl<'a> HandOut<'a> {
                 Planned::Pair { pair, .. } => {
                     let (logprob, is_greedy) = self.scored()?;
                     log(&|| pair_record("loglikelihood", Some(request), pair, logprob, is_greedy));
-                    Response::Loglikelihood { logprob, is_greedy }
+                    Response::Loglikelihood { logprob, is_greedy, tokens: pair.continuation.len() }
                 }
                 Planned::Windows(windows) => {
                     let mut total = 0.0;

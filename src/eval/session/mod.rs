@@ -18,6 +18,7 @@ use rayon::prelude::*;
 
 use crate::error::bad_input;
 use crate::eval::harness::compat::{Compat, Faults};
+use crate::eval::harness::core_metric;
 use crate::eval::harness::encode::{Encode, Encoder};
 use crate::eval::harness::request::Response;
 use crate::eval::harness::run::{Answers, HandOut, Planned, Work, plan};
@@ -55,6 +56,8 @@ pub struct Tasks {
     pub built: Vec<Arc<Built>>,
     /// Tasks whose data is not at hand, and a sentence of each.
     pub skipped: Vec<(String, String)>,
+    /// What a user should know of a group.
+    pub remarks: Vec<String>,
 }
 
 impl Tasks {
@@ -66,11 +69,14 @@ impl Tasks {
         let mut seen = BTreeSet::new();
         let specs: Vec<&TaskSpec> = nodes.iter().flat_map(Node::tasks).filter(|t| seen.insert(t.name.clone())).collect();
         let all: Vec<_> = specs.par_iter().map(|spec| build(spec, library, &Templates::default(), options)).collect();
-        let (mut built, mut skipped) = (Vec::new(), Vec::new());
+        let core = nodes.iter().find(|n| n.name() == core_metric::GROUP).map(Node::tasks).unwrap_or_default();
+        let (mut built, mut skipped, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for (spec, one) in specs.iter().zip(all) {
             match one {
                 Ok(one) => built.push(Arc::new(one)),
                 Err(e) => match e.downcast_ref::<MissingData>() {
+                    // Few have all of CORE's data: its value says how much of it there is.
+                    Some(_) if core.iter().any(|t| t.name == spec.name) => missing.push(spec.name.clone()),
                     Some(missing) => {
                         let hint = spec.how_to_get.as_ref().map_or(String::new(), |h| format!("; {h}"));
                         skipped.push((spec.name.clone(), format!("{}{hint}", missing.0)));
@@ -80,11 +86,15 @@ impl Tasks {
             }
         }
         if built.is_empty() {
+            if skipped.is_empty() {
+                return Err(bad_input(format!("no task has its data: none of {}", missing.join(", "))));
+            }
             let says: Vec<&str> = skipped.iter().take(3).map(|(_, s)| s.as_str()).collect();
             let more = if skipped.len() > 3 { format!("; and {} tasks more", skipped.len() - 3) } else { String::new() };
             return Err(bad_input(format!("no task has its data: {}{more}", says.join("; "))));
         }
-        Ok(Self { nodes, built, skipped })
+        let remarks = if missing.is_empty() { Vec::new() } else { vec![core_metric::remark(&missing, core.len())] };
+        Ok(Self { nodes, built, skipped, remarks })
     }
 
     /// Bytes of all prompts.
@@ -95,7 +105,7 @@ impl Tasks {
     /// What a user should know of the data, each sentence once.
     pub fn notes(&self) -> Vec<&str> {
         let mut seen = BTreeSet::new();
-        self.built.iter().flat_map(|b| &b.notes).map(String::as_str).filter(|n| seen.insert(*n)).collect()
+        self.built.iter().flat_map(|b| &b.notes).chain(&self.remarks).map(String::as_str).filter(|n| seen.insert(*n)).collect()
     }
 }
 

@@ -35,6 +35,8 @@ struct Document {
     asked: usize,
     first_pair: usize,
     pairs: Vec<Option<(f64, bool)>>,
+    /// Tokens that count, by pair.
+    tokens: Vec<usize>,
     first_text: usize,
     texts: Vec<Option<String>>,
     left: usize,
@@ -48,10 +50,10 @@ impl<'a> Running<'a> {
             let mut planned = plan.planned.iter();
             for (a, asked) in task.asked.iter().enumerate() {
                 let own = planned.by_ref().take(asked.requests.len());
-                let (mut pairs, mut texts, mut windows) = (0, 0, 0);
+                let (mut tokens, mut texts, mut windows) = (Vec::new(), 0, 0);
                 for one in own {
                     match one {
-                        Planned::Pair { .. } => pairs += 1,
+                        Planned::Pair { pair, .. } => tokens.push(pair.continuation.len()),
                         Planned::Windows(w) => windows += w.len(),
                         Planned::Generate(_) => texts += task.spec.repeats,
                     }
@@ -59,11 +61,13 @@ impl<'a> Running<'a> {
                 // Perplexity of windows and programs that must run have no score of one document to show.
                 let tells = windows == 0 && !task.spec.unsafe_code;
                 let at = tells.then_some(out.documents.len());
+                let pairs = tokens.len();
                 let document = Document {
                     task: t,
                     asked: a,
                     first_pair: out.of_pair.len(),
                     pairs: vec![None; pairs],
+                    tokens,
                     first_text: out.of_text.len(),
                     texts: vec![None; texts],
                     left: pairs + texts,
@@ -103,7 +107,12 @@ impl<'a> Running<'a> {
             .pairs
             .iter()
             .flatten()
-            .map(|(logprob, is_greedy)| Response::Loglikelihood { logprob: *logprob, is_greedy: *is_greedy })
+            .zip(&d.tokens)
+            .map(|((logprob, is_greedy), tokens)| Response::Loglikelihood {
+                logprob: *logprob,
+                is_greedy: *is_greedy,
+                tokens: *tokens,
+            })
             .collect();
         let texts: Vec<String> = d.texts.iter().flatten().cloned().collect();
         responses.extend(texts.chunks(task.spec.repeats).map(|c| Response::Generated(c.to_vec())));

@@ -41,7 +41,7 @@ fn strict() -> Options {
 }
 
 fn lps(pairs: &[f64]) -> Vec<Response> {
-    pairs.iter().map(|lp| Response::Loglikelihood { logprob: *lp, is_greedy: false }).collect()
+    pairs.iter().map(|lp| Response::Loglikelihood { logprob: *lp, is_greedy: false, tokens: 0 }).collect()
 }
 
 fn scored(built: &Built, pairs: &[f64]) -> TaskScore {

@@ -41,7 +41,7 @@ fn responses(record: &Value) -> Vec<Response> {
     let one = |r: &Value| match &r[0] {
         Value::String(_) => Response::Generated(r.as_array().unwrap().iter().map(|t| t.as_str().unwrap().into()).collect()),
         Value::Array(pair) => {
-            Response::Loglikelihood { logprob: pair[0].as_f64().unwrap(), is_greedy: pair[1].as_bool().unwrap() }
+            Response::Loglikelihood { logprob: pair[0].as_f64().unwrap(), is_greedy: pair[1].as_bool().unwrap(), tokens: 0 }
         }
         number => Response::Rolling { logprob: number.as_f64().unwrap() },
     };

@@ -165,6 +165,122 @@ fn log_probabilities_are_those_of_the_reference() {
     assert!(page.contains("<svg") && page.contains("arc_easy") && !page.contains("src="));
 }
 
+/// The three kinds of CORE's tasks, scored again from the ids by the reference, and once more from the records.
+#[test]
+fn core_is_as_nanochat_computes_it() {
+    let bench = Bench::new();
+    // A part of the bundle, with its own opinion of chance.
+    std::fs::create_dir_all(bench.path("eval_data/commonsense_reasoning")).unwrap();
+    let copa: String = (0..14)
+        .map(|i| {
+            let choices = [format!("it was {i}"), "it was not".to_string()];
+            json!({"query": format!("The number {i} came because"), "choices": choices, "gold": i % 2}).to_string() + "\n"
+        })
+        .collect();
+    std::fs::write(bench.path("eval_data/commonsense_reasoning/copa.jsonl"), copa).unwrap();
+    std::fs::write(bench.path("eval_meta_data.csv"), "Eval Task,#shots,Random baseline\ncopa,0,40\n").unwrap();
+    let sentence = |i: usize| json!({"sentence": format!("Ann gave Bob {i} nuts so _ had none."), "option1": "Ann", "option2": "Bob", "answer": (["1", "2"][i % 2])});
+    let lines: String = (0..9).map(|i| sentence(i).to_string() + "\n").collect();
+    std::fs::write(bench.path("winogrande_val.jsonl"), lines).unwrap();
+    let run = |output: &str, more: &[&str]| {
+        let mut command = bench.command(output, "core");
+        command.args(["--limit", "8"]).args(more);
+        succeeded(command)
+    };
+    let said = String::from_utf8(run("out", &["--num-fewshot", "1"]).stderr).unwrap();
+    assert!(said.contains("core: the mean over 4 of its 22 tasks, not comparable with the whole metric: no data of hellaswag_zeroshot, jeopardy,"), "{said}");
+    let results = bench.json("out/results.json");
+    assert_eq!(results["zaya"]["partial_groups"]["core"], "4 of 22 tasks");
+    let source = ModelSource::open(&model()).unwrap();
+    let mut requests = records(&bench.path("out/requests.jsonl")).into_iter();
+    let mut centred = Vec::new();
+    for (task, chance) in [("core_arc_easy", 0.25), ("core_copa", 0.4), ("core_lambada_openai", 0.0), ("core_winogrande", 0.5)] {
+        let samples = records(&bench.path(&format!("out/samples_{task}.jsonl")));
+        assert_eq!(samples.len(), 8, "{task}");
+        let mut right = 0.0;
+        for (sample, _) in samples {
+            let count = sample["arguments"].as_array().unwrap().len();
+            let mut scores = Vec::new();
+            for (request, _) in requests.by_ref().take(count) {
+                let (context, continuation) = (ids(&request["context_enc"]), ids(&request["continuation_enc"]));
+                assert_eq!(context[0], 2);
+                let cut = (context.len() + continuation.len()).saturating_sub(source.config().max_position_embeddings);
+                let (sum, greedy) = reference(&source, &context[cut..], &continuation);
+                scores.push((sum / continuation.len() as f64, greedy));
+            }
+            let is_right = match sample["target"].as_u64() {
+                Some(gold) => scores.iter().enumerate().all(|(i, s)| i as u64 == gold || s.0 < scores[gold as usize].0),
+                None => scores[0].1,
+            };
+            assert_eq!(sample["acc"], json!(f64::from(u8::from(is_right))), "{task} {}", sample["doc_id"]);
+            right += f64::from(u8::from(is_right));
+        }
+        let row = &results["results"][task];
+        let want = (right / 8.0 - chance) / (1.0 - chance);
+        let got = row["acc_centered,none"].as_f64().unwrap();
+        assert!((got - want).abs() < 1e-12 && row["acc,none"] == json!(right / 8.0), "{task}: {got} {want}");
+        centred.push(got);
+    }
+    assert_eq!(requests.count(), 0);
+    let core = results["results"]["core"]["acc_centered,none"].as_f64().unwrap();
+    assert!((core - centred.iter().sum::<f64>() / 4.0).abs() < 1e-12);
+    // nanochat: random.Random(1337) shuffles the documents; the shot of the first one is drawn by random.Random(1234).
+    let first = &records(&bench.path("out/samples_core_copa.jsonl"))[0].0;
+    assert_eq!(first["doc_id"], 6);
+    let prompt = first["arguments"][0][0].as_str().unwrap();
+    assert!(prompt.starts_with(&format!("The number 10 came because it was")), "{prompt}");
+    // The records alone give the same scores.
+    let mut score = program::zaya();
+    score.args(["eval", "score", "--bootstrap-iters", "1000"]).arg(bench.path("out")).arg("--output").arg(bench.path("again"));
+    succeeded(score);
+    let again = bench.json("again/results.json");
+    for task in ["core_arc_easy", "core_lambada_openai", "core_winogrande"] {
+        assert_eq!(again["results"][task], results["results"][task]);
+    }
+    // Shots are other documents of those evaluated.
+    let mut command = bench.command("few", "core");
+    command.args(["--limit", "8", "--num-fewshot", "8"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("raise --limit"));
+}
+
+/// The keys and values of a GPU's answers pass through host memory; within bf16's bounds of the processor's.
+#[test]
+fn a_gpu_answers_as_the_processor_does() {
+    if !crate::hip::has_kernels() {
+        return;
+    }
+    let bench = Bench::new();
+    let run = |output: &str, backend: &str| {
+        let mut command = bench.command(output, "arc_easy,gsm8k");
+        command.args([
+            "--num-fewshot",
+            "1",
+            "--limit",
+            "3",
+            "--gen-kwargs",
+            "max_gen_toks=4",
+            "--dtype",
+            "bf16",
+            "--backend",
+            backend,
+        ]);
+        command.env("ZAYA_HIP_LIB", crate::hip::software_gpu()).env("ZAYA_HIPBLASLT_LIB", crate::hip::software_gpu());
+        succeeded(command);
+        records(&bench.path(&format!("{output}/requests.jsonl")))
+    };
+    let (processor, gpu) = (run("cpu", "cpu"), run("gpu", "hip"));
+    assert_eq!(processor.len(), gpu.len());
+    for ((a, _), (b, _)) in processor.iter().zip(&gpu) {
+        assert_eq!(a["context_enc"], b["context_enc"]);
+        if let (Some(a), Some(b)) = (a["logprob"].as_f64(), b["logprob"].as_f64()) {
+            assert!((a - b).abs() < 0.02 * a.abs() + 0.02, "{a} {b}");
+        }
+    }
+    assert_eq!(bench.json("gpu/results.json")["config"]["device"], "hip");
+}
+
 fn zaya_sha256(path: &Path) -> Value {
     zaya::text::sha256_hex(&std::fs::read(path).unwrap()).into()
 }

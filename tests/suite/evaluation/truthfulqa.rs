@@ -33,7 +33,7 @@ fn the_preamble_stands_before_each_question_and_mass_is_counted() {
     assert_eq!(mc2.asked[0].requests, [ask("so"), ask("thus"), ask("not")]);
     assert!(mc2.notes.iter().any(|n| n.contains("TruthfulQA.csv")) && mc2.notes.iter().any(|n| n.contains("1 of the 817")));
     let answers = |ps: &[f64]| -> Vec<Response> {
-        ps.iter().map(|p| Response::Loglikelihood { logprob: p.ln(), is_greedy: false }).collect()
+        ps.iter().map(|p| Response::Loglikelihood { logprob: p.ln(), is_greedy: false, tokens: 0 }).collect()
     };
     let value = |b: &Built, ps: &[f64]| score(b, &answers(ps), None, Counts::default(), 0).unwrap().metrics[0].value;
     assert!((value(&mc2, &[0.1, 0.2, 0.3]) - 0.5).abs() < 1e-12);

@@ -34,8 +34,11 @@ fn lm_evals_yaml_is_read_as_it_is() {
         |context: &str, continuation: &str| Request::Loglikelihood { context: context.into(), continuation: continuation.into() };
     let context = "Capitals.\n\nQ: Italy\nA:";
     assert_eq!(built.asked[1].requests, [ask(context, " Paris"), ask(context, " Rome"), ask("", " Paris"), ask("", " Rome")]);
-    let lps =
-        [-3.0, -2.0, -5.0, -1.0, -3.0, -2.0, -5.0, -1.0].map(|logprob| Response::Loglikelihood { logprob, is_greedy: false });
+    let lps = [-3.0, -2.0, -5.0, -1.0, -3.0, -2.0, -5.0, -1.0].map(|logprob| Response::Loglikelihood {
+        logprob,
+        is_greedy: false,
+        tokens: 0,
+    });
     let scored = score(&built, &lps, None, Counts::default(), 0).unwrap();
     let row: Vec<_> = scored.metrics.iter().map(|m| (m.name.as_str(), m.value)).collect();
     // The likelier choice is Rome both times; against their likelihood alone, Paris gains more.

@@ -7,7 +7,9 @@ use super::code::{CodeRunner, Verdict, pass_at_k};
 use super::counts::Counts;
 use super::filters::Answer;
 use super::numeric::{argmax, numpy_sum};
+use super::samples::CONTINUATION_TOKENS;
 use crate::error::bad_input;
+use crate::eval::harness::core_metric;
 use crate::eval::harness::python::regex::Pattern;
 use crate::eval::harness::python::{repr, text};
 use crate::eval::harness::request::Asked;
@@ -56,6 +58,9 @@ impl Scorer<'_> {
     /// The metrics of `asked`, given the filtered answers to its requests.
     pub fn score(&self, asked: &Asked, answers: &[Answer], counts: &mut Counts) -> Result<Scores> {
         let spec = &self.task.spec;
+        if let Some(chance) = spec.core_chance {
+            return self.core(asked, answers, chance, counts);
+        }
         match (spec.process_results, spec.output_type) {
             (Some(Function::WikitextCounts), _) => self.rolling(string(&asked.doc, "page")?, answers),
             (Some(Function::TruthfulqaMc2), _) => mc2(asked, answers),
@@ -135,6 +140,30 @@ impl Scorer<'_> {
         Ok(scores)
     }
 
+    /// By CORE's rules: the likeliest choice by the mean over its tokens; of one continuation, all tokens are the argmax.
+    fn core(&self, asked: &Asked, answers: &[Answer], chance: f64, counts: &mut Counts) -> Result<Scores> {
+        let all = loglikelihoods(answers)?;
+        counts.not_finite += all.iter().filter(|a| !a.0.is_finite()).count() as u64;
+        let is_right = match asked.gold.as_u64() {
+            None => all.iter().all(|a| a.1),
+            Some(gold) => {
+                let mean = |answer: &Answer| match answer {
+                    Answer::Loglikelihood { logprob, tokens: n @ 1.., .. } => Ok(logprob / *n as f64),
+                    _ => Err(bad_input(format!(
+                        "how many tokens its log-probabilities are of is not told: no `{CONTINUATION_TOKENS}`"
+                    ))),
+                };
+                let means = answers.iter().map(mean).collect::<Result<Vec<_>>>()?;
+                let best = argmax(&means);
+                counts.ties += u64::from(means.iter().filter(|m| **m == means[best]).count() > 1);
+                best as u64 == gold
+            }
+        };
+        let acc = if is_right { 1.0 } else { 0.0 };
+        let centred = core_metric::centred(acc, chance);
+        Ok(self.pick(&[(MetricKind::Acc, Score::Float(acc)), (MetricKind::AccCentered, Score::Float(centred))]))
+    }
+
     fn generated(&self, asked: &Asked, answers: &[Answer], counts: &mut Counts) -> Result<Scores> {
         let answer = answers.first().ok_or_else(|| bad_input("a document without an answer"))?;
         let gold = match (&asked.target, asked.choices.is_empty()) {
@@ -179,7 +208,7 @@ impl Scorer<'_> {
 
 fn loglikelihoods(answers: &[Answer]) -> Result<Vec<(f64, bool)>> {
     let each = answers.iter().map(|a| match a {
-        Answer::Loglikelihood { logprob, is_greedy } => Ok((*logprob, *is_greedy)),
+        Answer::Loglikelihood { logprob, is_greedy, .. } => Ok((*logprob, *is_greedy)),
         _ => Err(bad_input("a choice is scored by its log-likelihood, but text was answered")),
     });
     each.collect()

@@ -13,7 +13,7 @@ use crate::error::bad_input;
 /// The answer of a request after a filter.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    Loglikelihood { logprob: f64, is_greedy: bool },
+    Loglikelihood { logprob: f64, is_greedy: bool, tokens: usize },
     Rolling(f64),
     Text(String),
     Texts(Vec<String>),
@@ -22,8 +22,8 @@ pub enum Answer {
 /// `filter` on the response of one request. Also returned: how often nothing could be extracted.
 pub fn apply(filter: &Filter, response: &Response, doc: &Value) -> Result<(Answer, u64)> {
     let texts = match response {
-        Response::Loglikelihood { logprob, is_greedy } => {
-            return Ok((Answer::Loglikelihood { logprob: *logprob, is_greedy: *is_greedy }, 0));
+        Response::Loglikelihood { logprob, is_greedy, tokens } => {
+            return Ok((Answer::Loglikelihood { logprob: *logprob, is_greedy: *is_greedy, tokens: *tokens }, 0));
         }
         Response::Rolling { logprob } => return Ok((Answer::Rolling(*logprob), 0)),
         Response::Generated(texts) => texts.clone(),

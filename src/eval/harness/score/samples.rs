@@ -16,6 +16,9 @@ use crate::eval::harness::tasks::build::Built;
 use crate::eval::harness::tasks::spec_parts::{Aggregation, Filter, MetricKind};
 use crate::text::sha256_hex;
 
+/// Field of the records of CORE's tasks: number of tokens that count, by request.
+pub const CONTINUATION_TOKENS: &str = "continuation_tokens";
+
 /// A metric of a task under one filter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TaskMetric {
@@ -111,7 +114,12 @@ fn one(scorer: &Scorer, asked: &Asked, own: &[Response], filter: &Filter) -> Res
     }
     let scores = scorer.score(asked, &answers, &mut counts);
     let scores = scores.with_context(|| format!("{}: document {}", scorer.task.spec.name, asked.doc_id))?;
-    let record = record(asked, own, &answers, &filter.name, &scores);
+    let mut record = record(asked, own, &answers, &filter.name, &scores);
+    if scorer.task.spec.core_chance.is_some() {
+        // Means over tokens cannot be told from lm-eval's fields.
+        let tokens = own.iter().map(|r| if let Response::Loglikelihood { tokens, .. } = r { *tokens } else { 0 });
+        record[CONTINUATION_TOKENS] = tokens.collect::<Vec<_>>().into();
+    }
     Ok((scores, record, counts))
 }
 
@@ -147,7 +155,7 @@ fn record(asked: &Asked, responses: &[Response], answers: &[Answer], filter: &st
 
 fn response(response: &Response) -> Value {
     match response {
-        Response::Loglikelihood { logprob, is_greedy } => json!([[logprob, is_greedy]]),
+        Response::Loglikelihood { logprob, is_greedy, .. } => json!([[logprob, is_greedy]]),
         Response::Rolling { logprob } => json!([logprob]),
         Response::Generated(texts) => json!(texts),
     }
@@ -155,7 +163,7 @@ fn response(response: &Response) -> Value {
 
 fn answer(answer: &Answer) -> Value {
     match answer {
-        Answer::Loglikelihood { logprob, is_greedy } => json!([logprob, is_greedy]),
+        Answer::Loglikelihood { logprob, is_greedy, .. } => json!([logprob, is_greedy]),
         Answer::Rolling(logprob) => json!(logprob),
         Answer::Text(text) => json!(text),
         Answer::Texts(texts) => json!(texts),

@@ -14,6 +14,7 @@ use super::spec_parts::MetricKind;
 use super::template::Templates;
 use crate::error::bad_input;
 use crate::eval::harness::compat::{Compat, Fault, Faults};
+use crate::eval::harness::core_metric;
 use crate::eval::harness::python::random::Random;
 use crate::eval::harness::python::repr;
 use crate::eval::harness::request::{Asked, Request};
@@ -73,6 +74,15 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
     if let Some(official) = spec.official_docs.filter(|n| *n != docs.len()) {
         notes.push(format!("{}: {} of the {official} official documents are at hand", spec.name, docs.len()));
     }
+    let seen: BTreeSet<String> = docs.iter().map(Value::to_string).collect();
+    let duplicates = docs.len() - seen.len();
+    let count = limited(docs.len(), options.limit);
+    spec.core_chance = core_metric::chance(&spec, library)?;
+    if spec.core_chance.is_some() {
+        let asked = core_metric::ask(&spec, &docs, count)?;
+        let (original, faults) = (docs.len(), Faults::default());
+        return Ok(Built { original, duplicates, asked, multiple_input: false, multiple_target: 0, notes, files, faults, spec });
+    }
     let preamble = preamble(&spec, library, &mut files)?;
     let pool = pool(&spec, &split, &docs, library, &mut files, &mut notes)?;
     let faults = Faults::default();
@@ -100,7 +110,7 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
         pool: pool.iter().collect(),
         random: Random::new(options.fewshot_seed),
     };
-    let asked = docs[..limited(docs.len(), options.limit)]
+    let asked = docs[..count]
         .iter()
         .enumerate()
         .map(|(doc_id, doc)| {
@@ -108,8 +118,6 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
         })
         .collect::<Result<Vec<_>>>()?;
     drop(shots);
-    let seen: BTreeSet<String> = docs.iter().map(Value::to_string).collect();
-    let duplicates = docs.len() - seen.len();
     let multiple_target = first_target.as_array().map_or(0, Vec::len);
     Ok(Built { original: docs.len(), duplicates, asked, multiple_input, multiple_target, notes, files, faults, spec })
 }

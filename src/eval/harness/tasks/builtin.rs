@@ -24,11 +24,13 @@ pub enum Function {
     WikitextCounts,
     /// `process_results` of TruthfulQA mc2: probability mass of the true answers.
     TruthfulqaMc2,
+    /// `process_docs` of CORE's tasks: documents of other sources in the form of the bundle.
+    CoreItem,
     /// Filter of HumanEval: the prompt in front of each completion.
     HumanevalPrograms,
 }
 
-const NAMES: [(&str, Function); 8] = [
+const NAMES: [(&str, Function); 9] = [
     ("hellaswag_preprocess", Function::HellaswagPreprocess),
     ("winogrande_gold", Function::WinograndeGold),
     ("winogrande_contexts", Function::WinograndeContexts),
@@ -36,6 +38,7 @@ const NAMES: [(&str, Function); 8] = [
     ("wikitext_detokenize", Function::WikitextDetokenize),
     ("wikitext_counts", Function::WikitextCounts),
     ("truthfulqa_mc2", Function::TruthfulqaMc2),
+    ("core_item", Function::CoreItem),
     ("humaneval_programs", Function::HumanevalPrograms),
 ];
 
@@ -57,6 +60,7 @@ impl Function {
     pub fn process(self, doc: &Value) -> Result<Value> {
         match self {
             Function::HellaswagPreprocess => hellaswag(doc),
+            Function::CoreItem => core_item(doc),
             _ => Err(self.misplaced("process_docs")),
         }
     }
@@ -130,6 +134,39 @@ fn hellaswag(doc: &Value) -> Result<Value> {
     Ok(Value::Object(out))
 }
 
+/// What CORE asks of a document of ARC, PIQA, OpenBookQA, HellaSwag, WinoGrande or LAMBADA in its own form; others stay as they are.
+fn core_item(doc: &Value) -> Result<Value> {
+    let texts = |v: &Value| v.as_array().cloned().unwrap_or_default();
+    let by_label = |query: String| -> Result<Value> {
+        let gold = texts(&doc["choices"]["label"]).iter().position(|l| *l == doc["answerKey"]);
+        let gold = gold.ok_or_else(|| anyhow!("`answerKey` is {}, which is no label of its choices", doc["answerKey"]))?;
+        Ok(json!({"query": query, "choices": doc["choices"]["text"], "gold": gold}))
+    };
+    let has = |key: &str| !doc[key].is_null();
+    if has("gold") || has("context") {
+        Ok(doc.clone())
+    } else if has("question") && has("answerKey") {
+        by_label(format!("Question: {}", string(doc, "question")?))
+    } else if has("question_stem") {
+        by_label(string(doc, "question_stem")?.into())
+    } else if has("goal") {
+        let query = format!("Question: {}", string(doc, "goal")?);
+        Ok(json!({"query": query, "choices": [doc["sol1"], doc["sol2"]], "gold": doc["label"]}))
+    } else if has("endings") || has("query") {
+        let found = hellaswag(doc)?;
+        let label = if found["gold"].is_null() { &doc["label"] } else { &found["gold"] };
+        let gold = label.as_u64().or_else(|| label.as_str()?.parse().ok());
+        Ok(json!({"query": found["query"], "choices": found["choices"], "gold": gold}))
+    } else if has("sentence") {
+        let contexts = Function::WinograndeContexts.choices(doc)?;
+        let (rest, gold) = (Function::WinograndeRest.target(doc)?, Function::WinograndeGold.text(doc)?);
+        Ok(json!({"context_options": contexts, "continuation": rest, "gold": gold}))
+    } else {
+        let (context, continuation) = string(doc, "text")?.rsplit_once(' ').ok_or_else(|| anyhow!("a text of one word"))?;
+        Ok(json!({"context": context, "continuation": continuation}))
+    }
+}
+
 /// A page of WikiText as it was written, by the rules of lm-eval's detokenizer.
 pub fn detokenize(page: &str) -> Result<String> {
     let mut s = page.replace("s '", "s'");
@@ -185,6 +222,29 @@ mod tests {
         assert_eq!(out["query"], "Home: How. a Then b");
         assert_eq!(out["choices"], json!([" x y", "z"]));
         assert_eq!(out["gold"], 1);
+    }
+
+    #[test]
+    fn documents_of_core_come_from_many_sources() {
+        let arc = json!({"question": "Why?", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"});
+        let stem = json!({"question_stem": "So", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"});
+        let choice = |query: &str, gold: usize| json!({"query": query, "choices": ["a", "b"], "gold": gold});
+        let cases = [
+            (arc, choice("Question: Why?", 1)),
+            (stem, choice("So", 0)),
+            (json!({"goal": "Go", "sol1": "a", "sol2": "b", "label": 1}), choice("Question: Go", 1)),
+            (json!({"query": "q", "choices": ["a", "b"], "label": "1"}), choice("q", 1)),
+            (
+                json!({"sentence": "A saw B so _ ran.", "option1": "A", "option2": "B", "answer": "2"}),
+                json!({"context_options": ["A saw B so A", "A saw B so B"], "continuation": "ran.", "gold": 1}),
+            ),
+            (json!({"text": "the last word"}), json!({"context": "the last", "continuation": "word"})),
+        ];
+        for (doc, want) in cases {
+            let got = Function::CoreItem.process(&doc).unwrap();
+            assert_eq!(got, want);
+            assert_eq!(Function::CoreItem.process(&got).unwrap(), want);
+        }
     }
 
     #[test]

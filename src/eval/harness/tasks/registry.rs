@@ -64,7 +64,7 @@ pub struct Registry {
 }
 
 /// The definitions that come with the program.
-const BUILT_IN: [(&str, &str); 8] = [
+const BUILT_IN: [(&str, &str); 9] = [
     ("mmlu.toml", include_str!("definitions/mmlu.toml")),
     ("gsm8k.toml", include_str!("definitions/gsm8k.toml")),
     ("humaneval.toml", include_str!("definitions/humaneval.toml")),
@@ -73,6 +73,7 @@ const BUILT_IN: [(&str, &str); 8] = [
     ("truthfulqa.toml", include_str!("definitions/truthfulqa.toml")),
     ("winogrande.toml", include_str!("definitions/winogrande.toml")),
     ("language_modeling.toml", include_str!("definitions/language_modeling.toml")),
+    ("core.toml", include_str!("definitions/core.toml")),
 ];
 
 impl Registry {

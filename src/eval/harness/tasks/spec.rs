@@ -85,6 +85,8 @@ pub struct TaskSpec {
     pub unsafe_code: bool,
     /// What to do when the data is not at hand, half a sentence.
     pub how_to_get: Option<String>,
+    /// The rules of CORE hold (`core_metric`); score of chance, a share.
+    pub core_chance: Option<f64>,
     /// Names of a data file whose first `text` stands before every prompt.
     pub preamble: Vec<String>,
     /// `metadata.version`
@@ -112,7 +114,7 @@ impl Source {
     }
 }
 
-const KEYS: [&str; 36] = [
+const KEYS: [&str; 37] = [
     "task",
     "task_alias",
     "tag",
@@ -150,6 +152,7 @@ const KEYS: [&str; 36] = [
     "notes",
     "how_to_get",
     "preamble",
+    "core_chance",
 ];
 
 /// lm-eval's keys that cannot be honoured here.
@@ -216,6 +219,7 @@ impl TaskSpec {
             decontamination: read.string("doc_to_decontamination_query")?,
             preamble: read.strings("preamble")?,
             how_to_get: read.string("how_to_get")?,
+            core_chance: read.share("core_chance")?,
             unsafe_code: map.get("unsafe_code").and_then(Value::as_bool).unwrap_or(false),
             version: map.get("metadata").and_then(|m| m.get("version")).cloned().unwrap_or(Value::Null),
             fewshot_delimiter,
@@ -292,6 +296,13 @@ impl Reader<'_> {
 
     fn number(&self, key: &str) -> Result<Option<usize>> {
         self.get(key).map(|v| v.as_u64().map(|n| n as usize).ok_or_else(|| self.wrong(key, "a whole number", v))).transpose()
+    }
+
+    fn share(&self, key: &str) -> Result<Option<f64>> {
+        let share = |v: &Value| {
+            v.as_f64().filter(|x| (0.0..1.0).contains(x)).ok_or_else(|| self.wrong(key, "a share from 0 to below 1", v))
+        };
+        self.get(key).map(share).transpose()
     }
 
     fn object(&self, key: &str) -> Result<Option<Map<String, Value>>> {

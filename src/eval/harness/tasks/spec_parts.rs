@@ -25,6 +25,8 @@ pub enum MetricKind {
     AccNorm,
     AccBytes,
     AccMutualInfo,
+    /// Of tasks of CORE: chance is 0.
+    AccCentered,
     ExactMatch,
     Perplexity,
     WordPerplexity,
@@ -44,11 +46,12 @@ pub enum Aggregation {
     BitsPerByte,
 }
 
-const METRICS: [(&str, MetricKind, Aggregation, bool); 10] = [
+const METRICS: [(&str, MetricKind, Aggregation, bool); 11] = [
     ("acc", MetricKind::Acc, Aggregation::Mean, true),
     ("acc_norm", MetricKind::AccNorm, Aggregation::Mean, true),
     ("acc_bytes", MetricKind::AccBytes, Aggregation::Mean, true),
     ("acc_mutual_info", MetricKind::AccMutualInfo, Aggregation::Mean, true),
+    ("acc_centered", MetricKind::AccCentered, Aggregation::Mean, true),
     ("exact_match", MetricKind::ExactMatch, Aggregation::Mean, true),
     ("perplexity", MetricKind::Perplexity, Aggregation::Perplexity, false),
     ("word_perplexity", MetricKind::WordPerplexity, Aggregation::WeightedPerplexity, false),
