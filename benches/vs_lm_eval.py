@@ -7,8 +7,11 @@
 
 FOLDER holds the tasks' data files, named as docs/EVAL.md says. zaya runs first and logs its requests; lm-eval then answers the same
 strings. zaya's CPU seconds are those of its whole process (loading, templates, tokenizing, writing results); lm-eval's are those of the
-one call that answers: neither its imports, nor loading, nor its tasks. Needs a built zaya (`make build`), Python 3.10 or newer and
-Linux; lm-eval, PyTorch and transformers are installed in a virtual environment.
+one call that answers: neither its imports, nor loading, nor its tasks. Log-probabilities beyond the tolerance are near ties of a router:
+in double precision now one side, now the other turns out to have gone to the wrong expert.
+
+Needs a built zaya (`make build`), Python 3.10 or newer and Linux; lm-eval, PyTorch and transformers are installed in a virtual
+environment.
 """
 
 import argparse
@@ -74,12 +77,21 @@ def model(python, work):
     return folder
 
 
+def worked_examples(work):
+    """The worked examples of BIG-Bench Hard, which are no part of its data."""
+    folder = work / "shots"
+    if not (folder / "bbh_snarks_shots.jsonl").exists():
+        subprocess.run([str(ROOT / "scripts/eval-shots.sh"), str(folder)], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
 def zaya(args, case, folder, out):
     """One run of `zaya eval`: CPU and wall seconds of the process, and what its results say."""
     tasks, shots, limit, more, _, _ = CASES[case]
     shutil.rmtree(out, ignore_errors=True)
     command = [args.zaya, "eval", "--model", folder, "--tasks", tasks, "--data", args.data, "--limit", args.limit or limit, "--output", out,
                "--log-requests", "--threads", args.threads]  # fmt: skip
+    command += ["--data", worked_examples(out.parent)] if case == "bbh" else []
     command += [] if shots is None else ["--num-fewshot", shots]
     command += [word for pair in more.items() for word in pair]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
@@ -130,7 +142,7 @@ def main():
         try:
             ours = min((zaya(args, case, folder, out) for _ in range(args.rounds)), key=lambda r: r["cpu_s"])
             theirs = min((lm_eval(args, python, case, folder, out) for _ in range(args.rounds)), key=lambda r: r["cpu_s"])
-        except (Failed, OSError, KeyError, subprocess.TimeoutExpired) as e:
+        except (Failed, OSError, KeyError, subprocess.SubprocessError) as e:
             print(f"| {case} | {e} |", flush=True)
             failed = True
             continue

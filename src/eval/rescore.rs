@@ -82,7 +82,9 @@ fn requests(record: &Value) -> Result<Vec<Request>> {
         .map(|arguments| match entries(arguments)[..] {
             [one] => Ok(Request::Rolling { text: text(one)? }),
             [context, Value::Object(options)] => Ok(Request::Generate { context: text(context)?, options: options.clone() }),
-            [context, continuation] => Ok(Request::Loglikelihood { context: text(context)?, continuation: text(continuation)? }),
+            [context, continuation] => {
+                Ok(Request::Loglikelihood { context: text(context)?.into(), continuation: text(continuation)? })
+            }
             _ => Err(bad_input(format!("`arguments` holds {arguments}"))),
         })
         .collect()

@@ -19,6 +19,8 @@ struct Fast {
     specials: Specials,
     /// What the tokenizer puts around a text where special tokens are asked for.
     around: (Vec<u32>, Vec<u32>),
+    /// A text can be encoded in parts: nothing is put behind it, and special tokens neither hold spaces nor take them.
+    in_parts: bool,
 }
 
 /// Texts of special tokens.
@@ -94,10 +96,13 @@ impl EvalTokenizer {
         if self.tokenizer.get_normalizer().is_some() && special.clone().any(|t| t.normalized) {
             return Ok(());
         }
-        let specials = Specials::new(special.map(|t| t.content.clone()).filter(|t| !t.is_empty()).collect());
+        let specials = Specials::new(special.clone().map(|t| t.content.clone()).filter(|t| !t.is_empty()).collect());
         let engine = Encoder::load(&self.path, &Eod::Absent)?;
         if engine.slow_because().is_none() {
-            self.fast = Some(Fast { engine, specials, around });
+            let plain =
+                |t: &tokenizers::AddedToken| !t.lstrip && !t.rstrip && !t.single_word && !t.content.contains(char::is_whitespace);
+            let in_parts = around.1.is_empty() && special.clone().all(plain);
+            self.fast = Some(Fast { engine, specials, around, in_parts });
         }
         Ok(())
     }
@@ -155,6 +160,10 @@ impl Encode for EvalTokenizer {
         }
         let (before, after) = &fast.around;
         Ok([before.as_slice(), &ids, after.as_slice()].concat())
+    }
+
+    fn cut_after(&self, text: &str, from: usize) -> Option<usize> {
+        self.fast.as_ref().filter(|f| f.in_parts)?.engine.cut_after(text, from)
     }
 
     fn bos(&self) -> Option<(u32, &str)> {
@@ -234,6 +243,13 @@ mod tests {
             for special in [false, true] {
                 assert_eq!(tokenizer.encode(text, special).unwrap(), tokenizer.by_tokenizers(text, special).unwrap(), "{text:?}");
             }
+        }
+        let (text, special) = ("the <eos> then the", "a <bos> b");
+        assert_eq!(tokenizer.cut_after(text, 4), Some(9));
+        for text in [text, special] {
+            let at = tokenizer.cut_after(text, 0).unwrap();
+            let parts = [tokenizer.encode(&text[..at], true).unwrap(), tokenizer.encode(&text[at..], false).unwrap()];
+            assert_eq!(parts.concat(), tokenizer.by_tokenizers(text, true).unwrap(), "{text:?}");
         }
         let specials = &tokenizer.fast.as_ref().unwrap().specials;
         assert!(specials.occur_in("a<bos>") && !specials.occur_in("a<bo s>é"));

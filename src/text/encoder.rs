@@ -171,6 +171,14 @@ impl Encoder {
         Ok(())
     }
 
+    /// The first place from `from` on where `text` can be cut, whatever stands in it elsewhere: its ids are those of the two parts, one
+    /// behind the other. None where there is no such place, or it cannot be told.
+    pub fn cut_after(&self, text: &str, from: usize) -> Option<usize> {
+        let engine = self.engine.as_ref().ok()?;
+        let spaces = memchr::memchr_iter(b' ', text.as_bytes().get(from..)?).map(|at| from + at);
+        spaces.into_iter().find(|at| text[..*at].chars().next_back().is_some_and(|left| engine.parts_before_space(left)))
+    }
+
     /// Appends ids by the engine; false, and nothing appended, if the text is too long for it.
     fn by_engine(&self, engine: &Engine, text: &str, ids: &mut Vec<u32>) -> bool {
         WORKER.with_borrow_mut(|slot| {

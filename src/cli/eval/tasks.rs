@@ -1,7 +1,7 @@
 //! `zaya eval --tasks arc_easy,mmlu`: a run of benchmark tasks.
 
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use crate::checkpoint::ModelSource;
 use crate::cli::{BackendName, in_pool, unwritable};
 use crate::error::{bad_input, exit_code};
 use crate::eval::harness::encode::Encode;
-use crate::eval::harness::run::{Answers, Usage, Work, line};
+use crate::eval::harness::run::{Answers, Work, line};
 use crate::eval::harness::score::code::{CodeRunner, Verdict};
 use crate::eval::harness::score::results::{self, RunInfo, Scored, results};
 use crate::eval::harness::tasks::build::Options as BuildOptions;
@@ -22,7 +22,8 @@ use crate::eval::sandbox::{Limits, Sandbox};
 use crate::eval::session::identity::{self, Identity};
 use crate::eval::session::log::RequestLog;
 use crate::eval::session::progress::{Progress, Running};
-use crate::eval::session::{Encoding, Tasks, files, html, plan_all, score_all, select, table, work};
+use crate::eval::session::work::{self, Spent};
+use crate::eval::session::{Encoding, Tasks, files, html, plan_all, score_all, select, table};
 use crate::eval::tokenizer::EvalTokenizer;
 use crate::machine::peak_resident_bytes;
 use crate::model::Model;
@@ -36,6 +37,7 @@ use crate::train::backend::require_bf16;
 const MUCH_TEXT: usize = 4 << 20;
 
 pub fn run(args: &RunArgs, model_dir: &Path, output: &Path, backend: BackendName) -> Result<u8> {
+    let started = Instant::now();
     let options = &args.tasks_only;
     let build_options = build_options(options)?;
     let registry = registry(&options.task_path)?;
@@ -51,7 +53,6 @@ pub fn run(args: &RunArgs, model_dir: &Path, output: &Path, backend: BackendName
     let mut tokenizer = tokenizer(args.tokenizer.as_deref(), model_dir, &source)?;
     let library = library(args)?;
     in_pool(args.threads, || {
-        let started = Instant::now();
         let tasks = Tasks::build(nodes, &library, &build_options)?;
         tasks.skipped.iter().for_each(|(_, says)| tell!("warning: left out: {says}"));
         tasks.notes().iter().for_each(|n| tell!("note: {n}"));
@@ -74,13 +75,14 @@ pub fn run(args: &RunArgs, model_dir: &Path, output: &Path, backend: BackendName
         let mut progress = Progress::new(Running::new(&tasks.built, &plans));
         let answered = session.answer(&work, &mut progress);
         progress.finish();
+        let ready = progress.begun().map(|begun| begun - started);
         drop(progress);
-        let (answers, usage) = answered?;
+        let (answers, spent) = answered?;
         drop(work);
         let code = sandbox.as_ref().map(|s| s as &dyn CodeRunner);
         let Tasks { nodes, built, skipped, .. } = tasks;
         let (scored, requests) = score_all(&built, &plans, &answers, code, options.bootstrap_iters, options.log_requests)?;
-        session.write(&nodes, &scored, &skipped, usage, &requests, started)?;
+        session.write(&nodes, &scored, &skipped, spent, &requests, (started, ready))?;
         Ok(if skipped.is_empty() { exit_code::OK } else { exit_code::PARTIAL })
     })
 }
@@ -180,7 +182,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn answer(&self, work: &Work, watch: &mut Progress) -> Result<(Answers, Usage)> {
+    fn answer(&self, work: &Work, watch: &mut Progress) -> Result<(Answers, Spent)> {
         match self.backend {
             BackendName::Cpu => self.answer_on(&Cpu::new(self.precision), work, watch),
             BackendName::Hip => {
@@ -191,7 +193,7 @@ impl Session<'_> {
         }
     }
 
-    fn answer_on<B: Backend>(&self, backend: &B, work: &Work, watch: &mut Progress) -> Result<(Answers, Usage)> {
+    fn answer_on<B: Backend>(&self, backend: &B, work: &Work, watch: &mut Progress) -> Result<(Answers, Spent)> {
         let options = &self.args.tasks_only;
         let mut log = RequestLog::open(&self.output.join("requests.log"), &self.key(), options.resume)?;
         let model = Model::new(self.source.config().clone());
@@ -226,9 +228,9 @@ impl Session<'_> {
         nodes: &[Node],
         scored: &std::collections::BTreeMap<String, Scored>,
         skipped: &[(String, String)],
-        usage: Usage,
+        spent: Spent,
         requests: &[String],
-        started: Instant,
+        (started, ready): (Instant, Option<Duration>),
     ) -> Result<()> {
         let folder = self.output;
         for (name, (_, score)) in scored {
@@ -238,11 +240,12 @@ impl Session<'_> {
         if self.args.tasks_only.log_requests {
             files::write(&folder.join("requests.jsonl"), &requests.concat())?;
         }
-        let results = results(nodes, scored, &self.info(scored, skipped, usage)?);
+        let results = results(nodes, scored, &self.info(scored, skipped, spent)?);
         files::write(&folder.join("results.json"), &results::text(&results))?;
         files::write(&folder.join("report.html"), &html::render(&results))?;
         let run = json!({
             "date": SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64()),
+            "seconds_to_first_forward": ready.map(|r| r.as_secs_f64()),
             "total_evaluation_time_seconds": started.elapsed().as_secs_f64(),
             "threads": rayon::current_num_threads(),
             "peak_memory_bytes": peak_resident_bytes(),
@@ -257,7 +260,7 @@ impl Session<'_> {
         &self,
         scored: &std::collections::BTreeMap<String, Scored>,
         skipped: &[(String, String)],
-        usage: Usage,
+        spent: Spent,
     ) -> Result<RunInfo> {
         let options = &self.args.tasks_only;
         let map = |v: Value| v.as_object().cloned().unwrap_or_default();
@@ -323,7 +326,12 @@ impl Session<'_> {
                 "tokenizer_sha256": self.tokenizer.sha256,
                 "data_sha256": data,
                 "add_bos_token": options.add_bos_token,
-                "tokens": {"forward": usage.forward, "padded": usage.padded, "reused": usage.reused},
+                "tokens": {
+                    "forward": spent.usage.forward,
+                    "padded": spent.usage.padded,
+                    "reused": spent.usage.reused,
+                    "trie": spent.trie,
+                },
                 "skipped": skipped.iter().map(|(name, says)| (name.clone(), json!(says))).collect::<Map<_, _>>(),
             })),
             compat: options.compat.compat(),

@@ -83,7 +83,7 @@ impl Item {
     /// One request per choice or context.
     fn requests(&self, before: &str, delimiter: &str) -> Vec<Request> {
         let ask = |context: &String, continuation: &String| Request::Loglikelihood {
-            context: format!("{before}{}{delimiter}", self.trimmed(context)),
+            context: format!("{before}{}{delimiter}", self.trimmed(context)).into(),
             continuation: continuation.clone(),
         };
         match self.kind {
@@ -157,7 +157,7 @@ pub fn plan<T: Encode + ?Sized>(asked: &Asked, encoder: &Encoder<T>, counts: &mu
     let bos = tokenizer.bos().or_else(|| tokenizer.eos()).map(|(id, _)| id);
     let encode = |text: &str| -> Result<Vec<u32>> { Ok(bos.into_iter().chain(tokenizer.encode(text, false)?).collect()) };
     let texts = asked.requests.iter().filter_map(|r| match r {
-        Request::Loglikelihood { context, continuation } => Some((context.as_str(), continuation.as_str())),
+        Request::Loglikelihood { context, continuation } => Some((&**context, continuation.as_str())),
         _ => None,
     });
     let texts: Vec<(&str, &str)> = texts.collect();
@@ -185,7 +185,7 @@ pub fn plan<T: Encode + ?Sized>(asked: &Asked, encoder: &Encoder<T>, counts: &mu
         counts.truncated_requests += u64::from(cut > 0);
         counts.truncated_tokens += cut as u64;
         let continuation = ids.split_off(split);
-        Ok(Planned::Pair { pair: Pair { context: ids, continuation, ..Pair::default() }, cut })
+        Ok(Planned::Pair { pair: Pair { context: ids.into(), continuation, ..Pair::default() }, cut })
     });
     planned.collect()
 }

@@ -3,6 +3,8 @@
 //! The rules are those of lm-eval's `TemplateLM` and `HFLM`: context and continuation are encoded together and split at the length
 //! of the context encoded alone, which is not always where the text splits.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 
 use super::compat::{Compat, Fault, Faults};
@@ -14,6 +16,11 @@ pub trait Encode {
     /// Ids of `text`. With `special`, the tokenizer adds what it adds by itself (a BOS, say); special tokens spelled out in `text` are
     /// recognised either way.
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>>;
+    /// A place from `from` on where `text` can be cut, whatever stands in it elsewhere: its ids are those of the first part and, encoded
+    /// without `special`, those of the second. None where there is none, or nobody can tell.
+    fn cut_after(&self, _text: &str, _from: usize) -> Option<usize> {
+        None
+    }
     /// Beginning-of-text token: id and text.
     fn bos(&self) -> Option<(u32, &str)>;
     /// End-of-text token: id and text.
@@ -23,7 +30,8 @@ pub trait Encode {
 /// Context and continuation of a log-likelihood request in token ids.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pair {
-    pub context: Vec<u32>,
+    /// Shared by the choices of a document.
+    pub context: Arc<[u32]>,
     pub continuation: Vec<u32>,
     /// A token spans the boundary so that nothing of the continuation was left: it was encoded alone.
     pub boundary_fallback: bool,
@@ -34,16 +42,22 @@ pub struct Pair {
 impl Pair {
     /// Without the first `cut` ids of the context.
     pub fn without(&self, cut: usize) -> Self {
-        Self { context: self.context[cut..].to_vec(), continuation: self.continuation.clone(), ..*self }
+        let context = if cut == 0 { self.context.clone() } else { self.context[cut..].into() };
+        Self { context, continuation: self.continuation.clone(), ..*self }
     }
 }
 
-/// A context and its ids.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The last text that was encoded: what the next one has in common with it, as contexts have, is not encoded again.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Memo {
     text: String,
-    ids: Vec<u32>,
+    ids: Arc<[u32]>,
+    /// Places where the text was cut, and the number of ids before them.
+    cuts: Vec<(usize, usize)>,
 }
+
+/// Bytes between two cuts at least; more than the text of a special token has, by which the beginning of a text is judged.
+const PART: usize = 256;
 
 /// Context handed to generation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -89,29 +103,62 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
         self.tokenizer.encode(text, special)
     }
 
-    /// Ids of a log-likelihood request (rules 1 to 4).
-    pub fn pair(&self, context: &str, continuation: &str) -> Result<Pair> {
-        self.pair_after(context, continuation, &mut None)
+    /// As `encode`, of a text that may begin as the one before.
+    fn encode_after(&self, text: &str, memo: &mut Memo) -> Result<Arc<[u32]>> {
+        if memo.text == text && !memo.ids.is_empty() {
+            return Ok(memo.ids.clone());
+        }
+        let common = memo.text.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
+        // The space behind a cut is a part of what is common.
+        while memo.cuts.last().is_some_and(|(at, _)| *at >= common) {
+            memo.cuts.pop();
+        }
+        let (mut at, known) = memo.cuts.last().copied().unwrap_or_default();
+        let mut ids = memo.ids[..known].to_vec();
+        memo.text.clear();
+        while at < text.len() || at == 0 {
+            let cut = self.tokenizer.cut_after(text, at + PART);
+            let part = &text[at..cut.unwrap_or(text.len())];
+            ids.extend(if at == 0 { self.encode(part)? } else { self.tokenizer.encode(part, false)? });
+            let Some(cut) = cut else { break };
+            memo.cuts.push((cut, ids.len()));
+            at = cut;
+        }
+        memo.text.push_str(text);
+        memo.ids = ids.into();
+        Ok(memo.ids.clone())
     }
 
-    /// As `pair`. The choices of a document share their context, whose ids `memo` keeps from request to request.
-    pub fn pair_after(&self, context: &str, continuation: &str, memo: &mut Option<Memo>) -> Result<Pair> {
+    /// As `encode`, of the text of `memo` with `more` behind it.
+    fn encode_longer(&self, memo: &Memo, more: &str) -> Result<Vec<u32>> {
+        let (at, ids) = memo.cuts.last().copied().unwrap_or_default();
+        let rest = format!("{}{more}", &memo.text[at..]);
+        if at == 0 {
+            return self.encode(&rest);
+        }
+        Ok([&memo.ids[..ids], &self.tokenizer.encode(&rest, false)?].concat())
+    }
+
+    /// Ids of a log-likelihood request (rules 1 to 4).
+    pub fn pair(&self, context: &str, continuation: &str) -> Result<Pair> {
+        self.pair_after(context, continuation, &mut Memo::default())
+    }
+
+    /// As `pair`. The choices of a document have one context, and documents their examples in common.
+    pub fn pair_after(&self, context: &str, continuation: &str, memo: &mut Memo) -> Result<Pair> {
         if context.is_empty() {
             return self.pair_without_context(continuation);
         }
         let kept = rstrip(context);
         let moved = format!("{}{continuation}", &context[kept.len()..]);
-        let whole = self.encode(&format!("{kept}{moved}"))?;
-        let alone = match memo {
-            Some(known) if known.text == kept => known.ids.clone(),
-            _ => memo.insert(Memo { text: kept.to_string(), ids: self.encode(kept)? }).ids.clone(),
-        };
+        let alone = self.encode_after(kept, memo)?;
+        let whole = self.encode_longer(memo, &moved)?;
         let mut pair = Pair { boundary_mismatch: !whole.starts_with(&alone), ..Pair::default() };
         pair.continuation = whole.get(alone.len()..).unwrap_or_default().to_vec();
         pair.context = alone;
         if pair.context.is_empty() {
             // White space alone, and the tokenizer adds nothing: lm-eval stops here with an assertion.
-            pair.context = vec![self.prefix_token()?];
+            pair.context = [self.prefix_token()?].into();
         }
         if pair.continuation.is_empty() {
             pair.boundary_fallback = true;
@@ -139,7 +186,7 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
                 "a log-likelihood of an empty continuation after an empty context was asked: it has no tokens",
             ));
         }
-        Ok(Pair { context: vec![prefix], continuation: ids, ..Pair::default() })
+        Ok(Pair { context: [prefix].into(), continuation: ids, ..Pair::default() })
     }
 
     /// Rule 5: the last `max_length + 1` ids, and how many were cut off on the left.
@@ -183,11 +230,11 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
     /// Ids of a prompt, cut on the left so that `max_gen_toks` tokens have room.
     ///
     /// Errors: no room for even one token of context.
-    pub fn prompt(&self, context: &str, max_gen_toks: usize) -> Result<Prompt> {
+    pub fn prompt(&self, context: &str, max_gen_toks: usize, memo: &mut Memo) -> Result<Prompt> {
         let room = self.max_length.checked_sub(max_gen_toks).filter(|room| *room > 0).ok_or_else(|| {
             bad_input(format!("generating {max_gen_toks} tokens leaves no context in the model's {} tokens", self.max_length))
         })?;
-        let mut ids = self.encode(context)?;
+        let mut ids = self.encode_after(context, memo)?.to_vec();
         if ids.is_empty() {
             ids.push(self.prefix_token()?);
         }
@@ -208,11 +255,11 @@ pub fn windows(ids: &[u32], prefix: u32, max_length: usize) -> Vec<Pair> {
     let mut out = Vec::new();
     let mut predicted = ids.len().min(max_length);
     if predicted > 0 {
-        out.push(Pair { context: vec![prefix], continuation: ids[..predicted].to_vec(), ..Pair::default() });
+        out.push(Pair { context: [prefix].into(), continuation: ids[..predicted].to_vec(), ..Pair::default() });
     }
     while predicted < ids.len() {
         let end = (predicted + max_length).min(ids.len());
-        let context = ids[end - max_length - 1..predicted].to_vec();
+        let context = ids[end - max_length - 1..predicted].into();
         out.push(Pair { context, continuation: ids[predicted..end].to_vec(), ..Pair::default() });
         predicted = end;
     }

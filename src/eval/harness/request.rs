@@ -1,12 +1,14 @@
 //! What is asked of a model, and what it answers.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 /// One question to the model, as text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
     /// log p(continuation | context)
-    Loglikelihood { context: String, continuation: String },
+    Loglikelihood { context: Arc<str>, continuation: String },
     /// log p(text), every token once, in windows.
     Rolling { text: String },
     /// Text that follows `context`; `options` are lm-eval's `generation_kwargs` (until, max_gen_toks, do_sample, ...).
@@ -17,7 +19,7 @@ impl Request {
     /// lm-eval's `arguments` in sample records.
     pub fn arguments(&self) -> Value {
         match self {
-            Request::Loglikelihood { context, continuation } => json!([context, continuation]),
+            Request::Loglikelihood { context, continuation } => json!([**context, continuation]),
             Request::Rolling { text } => json!([text]),
             Request::Generate { context, options } => json!([context, options]),
         }
@@ -26,7 +28,8 @@ impl Request {
     /// The first argument, whose hash is the record's `prompt_hash`.
     pub fn prompt(&self) -> &str {
         match self {
-            Request::Loglikelihood { context, .. } | Request::Generate { context, .. } => context,
+            Request::Loglikelihood { context, .. } => context,
+            Request::Generate { context, .. } => context,
             Request::Rolling { text } => text,
         }
     }

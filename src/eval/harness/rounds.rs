@@ -6,6 +6,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -19,6 +20,14 @@ pub struct Round {
     pub items: Vec<usize>,
     /// Tokens to compute, what is shared counted once.
     pub tokens: u64,
+}
+
+/// All rounds of requests of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rounds {
+    pub each: Vec<Round>,
+    /// Tokens that there would be to compute were all requests worked on together: those of one trie.
+    pub trie: u64,
 }
 
 /// A run is cut into about this many rounds, unless they become too small to be worked on efficiently, or too large to lose.
@@ -66,14 +75,14 @@ pub fn firsts(keys: &[Key]) -> Vec<usize> {
 }
 
 /// The rounds of the pairs of `items`.
-pub fn of_pairs(pairs: &[Pair], items: Vec<usize>) -> Vec<Round> {
+pub fn of_pairs(pairs: &[Pair], items: Vec<usize>) -> Rounds {
     let order = |a: &usize, b: &usize| {
         let (a, b) = (&pairs[*a], &pairs[*b]);
-        a.context.cmp(&b.context).then_with(|| a.continuation.cmp(&b.continuation))
+        in_order(a, b).then_with(|| a.continuation.cmp(&b.continuation))
     };
     let shared = |a: usize, b: usize| {
         let (a, b) = (&pairs[a], &pairs[b]);
-        if a.context == b.context {
+        if in_order(a, b).is_eq() {
             a.context.len() + common(&a.continuation, &b.continuation)
         } else {
             common(&a.context, &b.context)
@@ -84,7 +93,7 @@ pub fn of_pairs(pairs: &[Pair], items: Vec<usize>) -> Vec<Round> {
 }
 
 /// The rounds of the generations of `items`.
-pub fn of_generations(generations: &[Generation], items: Vec<usize>) -> Vec<Round> {
+pub fn of_generations(generations: &[Generation], items: Vec<usize>) -> Rounds {
     let order = |a: &usize, b: &usize| {
         let (a, b) = (&generations[*a], &generations[*b]);
         a.prompt.cmp(&b.prompt).then(a.repeat.cmp(&b.repeat))
@@ -92,6 +101,11 @@ pub fn of_generations(generations: &[Generation], items: Vec<usize>) -> Vec<Roun
     let longest = items.iter().map(|i| generations[*i].max_tokens).max().unwrap_or(0);
     let shared = |a: usize, b: usize| common(&generations[a].prompt, &generations[b].prompt);
     cut(items, order, shared, |i| generations[i].prompt.len(), longest, GENERATION_TOKENS)
+}
+
+/// Of contexts; the choices of a document share theirs.
+fn in_order(a: &Pair, b: &Pair) -> Ordering {
+    if Arc::ptr_eq(&a.context, &b.context) { Ordering::Equal } else { a.context.cmp(&b.context) }
 }
 
 fn common(a: &[u32], b: &[u32]) -> usize {
@@ -105,7 +119,7 @@ fn cut(
     length: impl Fn(usize) -> usize,
     extra: usize,
     (least, most): (u64, u64),
-) -> Vec<Round> {
+) -> Rounds {
     // Of equal ones the first comes first: the sort is stable.
     items.par_sort_by(order);
     let shares: Vec<usize> =
@@ -124,7 +138,8 @@ fn cut(
             None => rounds.push(Round { items: vec![*item], tokens: own(at, 0) }),
         }
     }
-    rounds
+    let trie = total - (extra * items.len()) as u64;
+    Rounds { each: rounds, trie }
 }
 
 #[cfg(test)]
@@ -132,7 +147,7 @@ mod tests {
     use super::*;
 
     fn pair(context: Vec<u32>, continuation: Vec<u32>) -> Pair {
-        Pair { context, continuation, ..Pair::default() }
+        Pair { context: context.into(), continuation, ..Pair::default() }
     }
 
     #[test]
@@ -147,15 +162,15 @@ mod tests {
                 }
             }
         }
-        let rounds = of_pairs(&pairs, (0..pairs.len()).collect());
+        let Rounds { each: rounds, trie } = of_pairs(&pairs, (0..pairs.len()).collect());
         let tokens: u64 = rounds.iter().map(|r| r.tokens).sum();
-        assert_eq!(tokens, 2 * (1000 + 40 * 100));
+        assert_eq!((tokens, trie), (2 * (1000 + 40 * 100), tokens));
         let mut all: Vec<usize> = rounds.iter().flat_map(|r| r.items.clone()).collect();
         all.sort_unstable();
         assert_eq!(all, (0..pairs.len()).collect::<Vec<_>>());
         // The order of the requests does not change who works together.
         let turned: Vec<Pair> = pairs.iter().rev().cloned().collect();
-        let again = of_pairs(&turned, (0..turned.len()).collect());
+        let again = of_pairs(&turned, (0..turned.len()).collect()).each;
         let sets = |rounds: &[Round], pairs: &[Pair]| -> Vec<Vec<Pair>> {
             rounds.iter().map(|r| r.items.iter().map(|i| pairs[*i].clone()).collect()).collect()
         };
@@ -165,7 +180,7 @@ mod tests {
     #[test]
     fn rounds_end_where_little_is_shared() {
         let pairs: Vec<Pair> = (0..40u32).map(|i| pair((0..2000).map(|t| i * 2000 + t).collect(), vec![1])).collect();
-        let rounds = of_pairs(&pairs, (0..40).collect());
+        let rounds = of_pairs(&pairs, (0..40).collect()).each;
         assert_eq!(rounds.iter().map(|r| r.items.len()).collect::<Vec<_>>(), [5; 8]);
         assert!(rounds.iter().all(|r| r.tokens == 10_000));
     }

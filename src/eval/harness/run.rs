@@ -92,11 +92,16 @@ pub enum Planned {
 
 /// Ids of all requests of a task, in order, and what was cut or flagged on the way.
 pub fn plan<T: Encode + Sync + ?Sized>(task: &Built, encoder: &Encoder<T>, counts: &mut Counts) -> Result<Vec<Planned>> {
-    let of_document = |asked: &Asked| -> Result<(Vec<Planned>, Counts)> {
-        let mut counts = Counts::default();
-        Ok((plan_document(task, asked, encoder, &mut counts)?, counts))
+    // Documents that begin alike stand together.
+    const TOGETHER: usize = 32;
+    let of_documents = |together: &[Asked]| -> Result<(Vec<Planned>, Counts)> {
+        let (mut planned, mut counts, mut memo) = (Vec::new(), Counts::default(), Memo::default());
+        for asked in together {
+            planned.extend(plan_document(task, asked, encoder, &mut counts, &mut memo)?);
+        }
+        Ok((planned, counts))
     };
-    let all = task.asked.par_iter().map(of_document).collect::<Result<Vec<_>>>()?;
+    let all = task.asked.par_chunks(TOGETHER).map(of_documents).collect::<Result<Vec<_>>>()?;
     let mut out = Vec::with_capacity(all.len());
     for (planned, own) in all {
         out.extend(planned);
@@ -111,20 +116,20 @@ pub fn plan_document<T: Encode + ?Sized>(
     asked: &Asked,
     encoder: &Encoder<T>,
     counts: &mut Counts,
+    memo: &mut Memo,
 ) -> Result<Vec<Planned>> {
     let says = || format!("{}: document {}", task.spec.name, asked.doc_id);
     if task.spec.core_chance.is_some() {
         return core_metric::plan(asked, encoder, counts).with_context(says);
     }
-    let mut memo = None;
-    let planned = asked.requests.iter().map(|r| plan_one(r, encoder, &mut memo, counts)).collect::<Result<_>>();
+    let planned = asked.requests.iter().map(|r| plan_one(r, encoder, memo, counts)).collect::<Result<_>>();
     planned.with_context(says)
 }
 
 fn plan_one<T: Encode + ?Sized>(
     request: &Request,
     encoder: &Encoder<T>,
-    memo: &mut Option<Memo>,
+    memo: &mut Memo,
     counts: &mut Counts,
 ) -> Result<Planned> {
     Ok(match request {
@@ -139,7 +144,7 @@ fn plan_one<T: Encode + ?Sized>(
         }
         Request::Rolling { text } => Planned::Windows(encoder.rolling(text)?),
         Request::Generate { context, options } => {
-            let prompt = encoder.prompt(context, stop::max_gen_toks(options))?;
+            let prompt = encoder.prompt(context, stop::max_gen_toks(options), memo)?;
             counts.truncated_requests += u64::from(prompt.truncated > 0);
             counts.truncated_tokens += prompt.truncated as u64;
             Planned::Generate(prompt)
@@ -253,14 +258,14 @@ fn generation(prompt: &Prompt, options: &Map<String, Value>, eos_text: Option<&s
 /// A line of requests.jsonl for one scored pair.
 pub fn pair_record(kind: &str, request: Option<&Request>, pair: &Pair, logprob: f64, is_greedy: bool) -> Value {
     let (context, continuation) = match request {
-        Some(Request::Loglikelihood { context, continuation }) => (json!(context), json!(continuation)),
+        Some(Request::Loglikelihood { context, continuation }) => (json!(**context), json!(continuation)),
         _ => (Value::Null, Value::Null),
     };
     json!({
         "type": kind,
         "context": context,
         "continuation": continuation,
-        "context_enc": pair.context,
+        "context_enc": pair.context[..],
         "continuation_enc": pair.continuation,
         "logprob": logprob,
         "is_greedy": is_greedy,

@@ -89,7 +89,7 @@ fn ids(n: usize, seed: u64) -> Vec<u32> {
 }
 
 fn pair(context: Vec<u32>, continuation: Vec<u32>) -> Pair {
-    Pair { context, continuation, ..Pair::default() }
+    Pair { context: context.into(), continuation, ..Pair::default() }
 }
 
 /// Shared shots, questions and letters; prefixes of one another; duplicates; the shortest and the longest inputs.

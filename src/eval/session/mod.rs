@@ -68,6 +68,7 @@ impl Tasks {
     pub fn build(nodes: Vec<Node>, library: &Library, options: &Options) -> Result<Self> {
         let mut seen = BTreeSet::new();
         let specs: Vec<&TaskSpec> = nodes.iter().flat_map(Node::tasks).filter(|t| seen.insert(t.name.clone())).collect();
+        library.read_ahead(specs.iter().flat_map(|spec| spec.files(options.num_fewshot)));
         let all: Vec<_> = specs.par_iter().map(|spec| build(spec, library, &Templates::default(), options)).collect();
         let core = nodes.iter().find(|n| n.name() == core_metric::GROUP).map(Node::tasks).unwrap_or_default();
         let (mut built, mut skipped, mut missing) = (Vec::new(), Vec::new(), Vec::new());

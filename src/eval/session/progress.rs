@@ -141,7 +141,7 @@ impl<'a> Running<'a> {
 pub struct Progress<'a> {
     bar: Option<ProgressBar>,
     running: Running<'a>,
-    started: Instant,
+    begun: Option<Instant>,
     total: u64,
     done: u64,
     /// Tokens that this process did not compute.
@@ -150,7 +150,12 @@ pub struct Progress<'a> {
 
 impl<'a> Progress<'a> {
     pub fn new(running: Running<'a>) -> Self {
-        Self { bar: bar(0), running, started: Instant::now(), total: 0, done: 0, known: 0 }
+        Self { bar: bar(0), running, begun: None, total: 0, done: 0, known: 0 }
+    }
+
+    /// When all was ready for the model; none before.
+    pub fn begun(&self) -> Option<Instant> {
+        self.begun
     }
 
     pub fn finish(&self) {
@@ -178,7 +183,7 @@ impl<'a> Progress<'a> {
 impl Watch for Progress<'_> {
     fn begin(&mut self, tokens: u64) {
         self.total = tokens;
-        self.started = Instant::now();
+        self.begun = Some(Instant::now());
         if let Some(bar) = &self.bar {
             bar.set_length(tokens);
         }
@@ -201,7 +206,7 @@ impl Watch for Progress<'_> {
         self.known += if known { tokens } else { 0 };
         if let Some(bar) = &self.bar {
             bar.set_position(self.done);
-            bar.set_message(self.line(self.started.elapsed()));
+            bar.set_message(self.line(self.begun.map(|b| b.elapsed()).unwrap_or_default()));
         }
     }
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::Encoding;
 use crate::error::bad_input;
 use crate::eval::harness::compat::Faults;
+use crate::eval::harness::encode::Memo;
 use crate::eval::harness::python::repr;
 use crate::eval::harness::request::Request;
 use crate::eval::harness::run::plan_document;
@@ -66,7 +67,7 @@ pub fn document(task: &Built, doc: usize, tokenizer: Option<(&EvalTokenizer, &En
     task.notes.iter().try_for_each(|n| writeln!(out, "note: {n}"))?;
     let faults = Faults::default();
     let plan_with = |(t, encoding): (&EvalTokenizer, &Encoding)| {
-        plan_document(task, asked, &encoding.encoder(t, &faults), &mut Counts::default())
+        plan_document(task, asked, &encoding.encoder(t, &faults), &mut Counts::default(), &mut Memo::default())
     };
     let planned = tokenizer.map(plan_with).transpose()?;
     for (i, request) in asked.requests.iter().enumerate() {

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use rayon::prelude::*;
 
 use super::log::{Answer, RequestLog};
-use crate::eval::harness::rounds::{self, Key, Round};
+use crate::eval::harness::rounds::{self, Key, Round, Rounds};
 use crate::eval::harness::run::{Answers, Decode, Generation, Runner, Usage, Work};
 use crate::eval::harness::stop;
 
@@ -35,13 +35,13 @@ impl Watch for Unwatched {
 /// Requests of one kind: the rounds of the distinct ones, and who else asked the same.
 struct Queue {
     keys: Vec<Key>,
-    rounds: Vec<Round>,
+    rounds: Rounds,
     /// By index of the first that asks it.
     same: BTreeMap<usize, Vec<usize>>,
 }
 
 impl Queue {
-    fn new(keys: Vec<Key>, plan: impl FnOnce(Vec<usize>) -> Vec<Round>) -> Self {
+    fn new(keys: Vec<Key>, plan: impl FnOnce(Vec<usize>) -> Rounds) -> Self {
         let mut same: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (i, first) in rounds::firsts(&keys).into_iter().enumerate() {
             same.entry(first).or_default().push(i);
@@ -51,18 +51,26 @@ impl Queue {
     }
 
     fn tokens(&self) -> u64 {
-        self.rounds.iter().map(|r| r.tokens).sum()
+        self.rounds.each.iter().map(|r| r.tokens).sum()
     }
 }
 
-/// All answers, and what they took, rounds that the log knew included.
+/// What a run took, rounds that the log knew included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spent {
+    pub usage: Usage,
+    /// Tokens of one trie over all requests, without those generated: less cannot do.
+    pub trie: u64,
+}
+
+/// All answers, and what they took.
 pub fn answer(
     runner: &mut dyn Runner,
     work: &Work,
     decoder: &dyn Decode,
     log: &mut RequestLog,
     watch: &mut dyn Watch,
-) -> Result<(Answers, Usage)> {
+) -> Result<(Answers, Spent)> {
     let pairs = Queue::new(work.pairs.par_iter().map(rounds::pair_key).collect(), |items| rounds::of_pairs(&work.pairs, items));
     let keys = work.generations.par_iter().map(rounds::generation_key).collect();
     let texts = Queue::new(keys, |items| rounds::of_generations(&work.generations, items));
@@ -70,7 +78,7 @@ pub fn answer(
     let mut out =
         Answers { scored: vec![(f64::NAN, false); work.pairs.len()], texts: vec![String::new(); work.generations.len()] };
     let mut usage = Usage::default();
-    for round in &pairs.rounds {
+    for round in &pairs.rounds.each {
         let ask = |runner: &mut dyn Runner| {
             let batch: Vec<_> = round.items.iter().map(|i| work.pairs[*i].clone()).collect();
             Ok(runner.loglikelihood(&batch)?.into_iter().map(|(lp, greedy)| Answer::Scored(lp, greedy)).collect())
@@ -84,7 +92,7 @@ pub fn answer(
         }
     }
     let done = |g: &Generation, ids: &[u32]| is_done(g, ids, decoder);
-    for round in &texts.rounds {
+    for round in &texts.rounds.each {
         let ask = |runner: &mut dyn Runner| {
             let batch: Vec<_> = round.items.iter().map(|i| work.generations[*i].clone()).collect();
             Ok(runner.generate(&batch, &done)?.into_iter().map(Answer::Ids).collect())
@@ -98,7 +106,7 @@ pub fn answer(
             }
         }
     }
-    Ok((out, usage))
+    Ok((out, Spent { usage, trie: pairs.rounds.trie + texts.rounds.trie }))
 }
 
 fn one_round(

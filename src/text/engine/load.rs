@@ -50,8 +50,48 @@ fn steps<'a>(of: Option<&'a Value>, list: &str) -> Vec<&'a Value> {
 /// How text is prepared, without the tables that the model fills.
 struct Preparation {
     nfc: bool,
-    /// None: a vocabulary without a pre-tokenizer.
+    /// None: a vocabulary whose pre-tokenizer does nothing that `borders` do not tell.
     splitter: Option<Splitter>,
+    borders: Vec<Border>,
+}
+
+/// Between which two characters a step of a pre-tokenizer cuts, whatever stands around them.
+#[derive(Clone, Copy)]
+enum Border {
+    Before(char),
+    Behind(char),
+    Around(char),
+    AroundNumbers,
+    WhereNumbersBegin,
+}
+
+impl Border {
+    /// None for steps that are not known, or look further.
+    fn of(step: &Value) -> Option<Self> {
+        if kind(step) == "Digits" {
+            return Some(if flag(step, "individual_digits", false) { Self::AroundNumbers } else { Self::WhereNumbersBegin });
+        }
+        let text = step.pointer("/pattern/String").and_then(Value::as_str);
+        let newline = || step.pointer("/pattern/Regex").and_then(Value::as_str).filter(|r| *r == r"\n").map(|_| "\n");
+        let mut letters = text.or_else(newline)?.chars();
+        let (Some(c), None) = (letters.next(), letters.next()) else { return None };
+        match (kind(step), field(step, "behavior").and_then(Value::as_str), flag(step, "invert", false)) {
+            ("Split", Some("MergedWithNext"), false) => Some(Self::Before(c)),
+            ("Split", Some("MergedWithPrevious"), false) => Some(Self::Behind(c)),
+            ("Split", Some("Isolated"), false) => Some(Self::Around(c)),
+            _ => None,
+        }
+    }
+
+    fn is_between(self, left: char, right: char) -> bool {
+        match self {
+            Self::Before(c) => right == c,
+            Self::Behind(c) => left == c,
+            Self::Around(c) => left == c || right == c,
+            Self::AroundNumbers => left.is_numeric() || right.is_numeric(),
+            Self::WhereNumbersBegin => left.is_numeric() != right.is_numeric(),
+        }
+    }
 }
 
 fn preparation(json: &Value) -> Result<Preparation, Refusal> {
@@ -66,16 +106,12 @@ fn preparation(json: &Value) -> Result<Preparation, Refusal> {
     }
     let steps = steps(field(json, "pre_tokenizer"), "pretokenizers");
     if marks_spaces {
-        // Behind a normalizer that leaves no space, cutting at spaces does nothing.
-        let idle = |step: &&Value| {
-            kind(step) == "Split"
-                && step.pointer("/pattern/String").and_then(Value::as_str) == Some(" ")
-                && !flag(step, "invert", false)
+        let borders = steps.iter().map(|step| Border::of(step)).collect::<Option<Vec<_>>>();
+        return match borders.filter(|_| !nfc) {
+            // Behind a normalizer that leaves no space, cutting at spaces does nothing.
+            Some(borders) => Ok(Preparation { nfc, splitter: None, borders }),
+            None => refuse("its pre-tokenizer is not one known to go with spaces written as `▁`"),
         };
-        if nfc || !steps.iter().all(idle) {
-            return refuse("its pre-tokenizer is not one known to go with spaces written as `▁`");
-        }
-        return Ok(Preparation { nfc, splitter: None });
     }
     let Some((last, splits)) = steps.split_last() else { return refuse("it has no pre-tokenizer") };
     if kind(last) != "ByteLevel" || flag(last, "add_prefix_space", true) {
@@ -104,7 +140,7 @@ fn preparation(json: &Value) -> Result<Preparation, Refusal> {
     match splitter {
         // The others match everything, so that there are no gaps to drop.
         Some(Splitter::DeepSeek) if drops_gaps => refuse("it drops what its regular expressions do not match"),
-        Some(splitter) => Ok(Preparation { nfc, splitter: Some(splitter) }),
+        Some(splitter) => Ok(Preparation { nfc, splitter: Some(splitter), borders: Vec::new() }),
         None => refuse("the regular expression of its pre-tokenizer is not known"),
     }
 }
@@ -256,7 +292,14 @@ fn byte_level(level: Level, parts: &Parts<'_>) -> Result<Model, Refusal> {
     Ok(Model::new(level, Alphabet::Bytes { ids, merges, bridges }, pairs, &words, parts.ignore_merges))
 }
 
-fn sentence_level(level: Level, json: &Value, parts: &Parts<'_>) -> Result<(Model, Sentence), Refusal> {
+fn sentence_level(level: Level, json: &Value, parts: &Parts<'_>, borders: &[Border]) -> Result<(Model, Sentence), Refusal> {
+    // Where no merge goes across what the pre-tokenizer cuts, cutting changes nothing.
+    let holds_border = |token: &&String| {
+        token.chars().zip(token.chars().skip(1)).any(|(a, b)| borders.iter().any(|border| border.is_between(a, b)))
+    };
+    if let Some(token) = parts.results.iter().find(holds_border) {
+        return refuse(format!("its merges make `{token}`, which its pre-tokenizer cuts"));
+    }
     if parts.ignore_merges {
         return refuse("it ignores merges without a pre-tokenizer");
     }
@@ -307,10 +350,15 @@ impl Engine {
         let (model, cutter) = match preparation.splitter {
             Some(splitter) => (byte_level(level, &parts)?, Cutter::Rule(splitter)),
             None => {
-                let (model, sentence) = sentence_level(level, json, &parts)?;
+                let (model, sentence) = sentence_level(level, json, &parts, &preparation.borders)?;
                 (model, Cutter::Sentence(sentence))
             }
         };
-        Ok(Self { level, raw: matcher(&raw), normalized: matcher(&normalized), nfc: preparation.nfc, cutter, model })
+        let cuts_at_spaces = raw
+            .iter()
+            .chain(&normalized)
+            .all(|(text, _)| !text.contains([' ', SPACE_MARK]) || text.trim_matches([' ', SPACE_MARK]).is_empty());
+        let (raw, normalized) = (matcher(&raw), matcher(&normalized));
+        Ok(Self { level, raw, normalized, nfc: preparation.nfc, cutter, model, cuts_at_spaces })
     }
 }

@@ -59,6 +59,23 @@ pub struct Engine {
     nfc: bool,
     cutter: Cutter,
     model: Model,
+    /// No added token goes from another character on to a space.
+    cuts_at_spaces: bool,
+}
+
+impl Engine {
+    /// Whether the ids of a text with a space behind `left` are always those of the text before the space and those of the rest.
+    ///
+    /// In the known regular expressions a space only ever begins a piece or follows white space, nothing looks behind itself, and what
+    /// looks ahead looks no further than to the end of white space.
+    pub fn parts_before_space(&self, left: char) -> bool {
+        self.cuts_at_spaces
+            && !left.is_whitespace()
+            && match &self.cutter {
+                Cutter::Rule(_) => true,
+                Cutter::Sentence(sentence) => sentence.parts_before_space(left),
+            }
+    }
 }
 
 impl std::fmt::Debug for Engine {

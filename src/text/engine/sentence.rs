@@ -135,6 +135,11 @@ impl Sentence {
         Self { ascii, cuts, asks, looks, pairs: PairSet::new(&pairs), rare }
     }
 
+    /// Whether no token holds `left` with a space behind it; false where that would take a closer look.
+    pub fn parts_before_space(&self, left: char) -> bool {
+        left.is_ascii() && self.ascii[left as usize * 128 + ' ' as usize] == CUT
+    }
+
     /// Cuts pieces from `at` on into `batch` until the text ends or the batch is nearly full. Returns how far it came.
     pub fn fill(&self, level: Level, text: Padded<'_>, at: usize, batch: &mut Batch) -> usize {
         match level {

@@ -45,7 +45,7 @@ fn pairs_truncation_and_windows() {
             }
             _ if case.get("context_enc").is_some() => {
                 let pair = encoder(2048).pair(text("context"), text("continuation")).unwrap();
-                assert_eq!(pair.context, ids(&case["context_enc"]), "{case}");
+                assert_eq!(*pair.context, ids(&case["context_enc"]), "{case}");
                 let theirs = ids(&case["continuation_enc"]);
                 // B1: lm-eval stops with an assertion where we encode the continuation alone.
                 assert_eq!(pair.boundary_fallback, case.get("error").is_some(), "{case}");

@@ -54,8 +54,8 @@ fn b2_rolling_bos_is_doubled_by_default_and_single_in_strict() {
     let faults = Faults::default();
     let encoder = |compat| Encoder { tokenizer: &tok, compat, add_special: None, max_length: 16, faults: &faults };
     let first = |compat| encoder(compat).rolling("The").unwrap()[0].clone();
-    assert_eq!((first(Compat::LmEval).context, first(Compat::LmEval).continuation[0]), (vec![2], 2));
-    assert_eq!((first(Compat::Strict).context, first(Compat::Strict).continuation[0]), (vec![2], 436));
+    assert_eq!((&first(Compat::LmEval).context[..], first(Compat::LmEval).continuation[0]), (&[2][..], 2));
+    assert_eq!((&first(Compat::Strict).context[..], first(Compat::Strict).continuation[0]), (&[2][..], 436));
     assert!(faults.counts()[&Fault::DoubledBos] >= 2);
     // A context that spells the BOS out gets no second.
     assert_eq!(encoder(Compat::LmEval).pair("<bos>Hello", " world").unwrap().context[..2], [2, 301]);
@@ -109,7 +109,7 @@ fn b19_equal_tokens_with_another_split_are_two_requests() {
     let faults = Faults::default();
     let encoder = Encoder { tokenizer: &tok, compat: Compat::LmEval, add_special: None, max_length: 64, faults: &faults };
     let (a, b) = (encoder.pair("a b", " c d").unwrap(), encoder.pair("a b c", " d").unwrap());
-    let whole = |p: &zaya::eval::harness::encode::Pair| [p.context.clone(), p.continuation.clone()].concat();
+    let whole = |p: &zaya::eval::harness::encode::Pair| [&p.context[..], &p.continuation].concat();
     assert_eq!(whole(&a), whole(&b));
     assert_ne!(a.context.len(), b.context.len());
 }
@@ -178,7 +178,7 @@ fn white_space_contexts_and_merges_never_crash() {
     let faults = Faults::default();
     let encoder = |compat| Encoder { tokenizer: &Merging, compat, add_special: None, max_length: 9, faults: &faults };
     let pair = encoder(Compat::LmEval).pair("  ", "x").unwrap();
-    assert_eq!((pair.context, pair.continuation), (vec![0], vec![32, 32, 120]));
+    assert_eq!((&pair.context[..], pair.continuation), (&[0][..], vec![32, 32, 120]));
     // "xa" + "b": lm-eval scores nothing and stops; we score "b" and say so.
     let pair = encoder(Compat::LmEval).pair("xa", "b").unwrap();
     assert!(pair.boundary_fallback && pair.continuation == [98]);

@@ -45,7 +45,7 @@ impl Oracle {
 fn pair(record: &Value, max_length: usize) -> Pair {
     let (context, continuation) = (ids(&record["context_enc"]), ids(&record["continuation_enc"]));
     let over = (context.len() + continuation.len()).saturating_sub(max_length + 1);
-    Pair { context: context[over..].to_vec(), continuation, ..Pair::default() }
+    Pair { context: context[over..].into(), continuation, ..Pair::default() }
 }
 
 fn generation(prompt: Vec<u32>, stops: Vec<String>, max_tokens: usize) -> Generation {

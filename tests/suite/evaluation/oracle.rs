@@ -63,7 +63,7 @@ fn compare_ids(built: &Built, asked: &[(Value, String)], tok: &Tok, bos: Option<
         match planned {
             Planned::Pair { pair, .. } => {
                 let theirs = by_text[&key(request.arguments()[1].clone())];
-                assert_eq!(pair.context, ids(&theirs["context_enc"]), "{request:?}");
+                assert_eq!(*pair.context, ids(&theirs["context_enc"]), "{request:?}");
                 assert_eq!(pair.continuation, ids(&theirs["continuation_enc"]), "{request:?}");
             }
             Planned::Generate(prompt) => {
@@ -73,7 +73,7 @@ fn compare_ids(built: &Built, asked: &[(Value, String)], tok: &Tok, bos: Option<
             Planned::Windows(ours) => {
                 for window in ours {
                     let theirs = windows.next().unwrap();
-                    assert_eq!(window.context, ids(&theirs["context_enc"]));
+                    assert_eq!(*window.context, ids(&theirs["context_enc"]));
                     assert_eq!(window.continuation, ids(&theirs["continuation_enc"]));
                 }
             }

@@ -228,7 +228,7 @@ fn core_is_as_nanochat_computes_it() {
     let first = &records(&bench.path("out/samples_core_copa.jsonl"))[0].0;
     assert_eq!(first["doc_id"], 6);
     let prompt = first["arguments"][0][0].as_str().unwrap();
-    assert!(prompt.starts_with(&format!("The number 10 came because it was")), "{prompt}");
+    assert!(prompt.starts_with("The number 10 came because it was"), "{prompt}");
     // The records alone give the same scores.
     let mut score = program::zaya();
     score.args(["eval", "score", "--bootstrap-iters", "1000"]).arg(bench.path("out")).arg("--output").arg(bench.path("again"));

@@ -34,7 +34,7 @@ fn config() -> ModelConfig {
 fn pairs() -> Vec<Pair> {
     let context = [3, 7, 7, 1, 12, 18, 5, 2, 9];
     let pair = |n: usize, continuation: &[u32]| Pair {
-        context: context[..n].to_vec(),
+        context: context[..n].into(),
         continuation: continuation.to_vec(),
         ..Pair::default()
     };
@@ -49,7 +49,7 @@ fn answers<B: Backend>(backend: B, token_budget: usize) -> (Vec<(f64, bool)>, Ve
     let params = ParamStore::from_host(&backend, &model.table, values).unwrap();
     let mut runner = ModelRunner::new(&backend, &model, &params, Options { token_budget, ..Options::new(32) });
     let texts = pairs().into_iter().map(|pair| Generation {
-        prompt: pair.context,
+        prompt: pair.context.to_vec(),
         max_tokens: 5,
         stops: Vec::new(),
         do_sample: false,

@@ -1,10 +1,12 @@
 //! From a definition and its documents to requests, as lm-eval's `ConfigurableTask` builds them.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+use twox_hash::XxHash3_128;
 
 use super::documents::Library;
 use super::fewshot::Shots;
@@ -74,7 +76,7 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
     if let Some(official) = spec.official_docs.filter(|n| *n != docs.len()) {
         notes.push(format!("{}: {} of the {official} official documents are at hand", spec.name, docs.len()));
     }
-    let seen: BTreeSet<String> = docs.iter().map(Value::to_string).collect();
+    let seen = docs.iter().map(hash_of).collect::<Result<HashSet<_>>>()?;
     let duplicates = docs.len() - seen.len();
     let count = limited(docs.len(), options.limit);
     spec.core_chance = core_metric::chance(&spec, library)?;
@@ -99,6 +101,7 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
         options,
         preamble,
         multiple_input: false,
+        known_shots: RefCell::default(),
     };
     let first_text = builder.scope.text(&spec.doc_to_text, &docs[0])?;
     let multiple_input = first_text.is_i64() && spec.doc_to_choice.is_some();
@@ -120,6 +123,25 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
     drop(shots);
     let multiple_target = first_target.as_array().map_or(0, Vec::len);
     Ok(Built { original: docs.len(), duplicates, asked, multiple_input, multiple_target, notes, files, faults, spec })
+}
+
+fn hash_of(doc: &Value) -> Result<u128> {
+    let mut hasher = XxHash3_128::new();
+    serde_json::to_writer(Hashed(&mut hasher), doc)?;
+    Ok(hasher.finish_128())
+}
+
+struct Hashed<'a>(&'a mut XxHash3_128);
+
+impl std::io::Write for Hashed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// lm-eval's `get_sample_size`: below 1 a share, rounded up.
@@ -144,8 +166,9 @@ fn documents(
     let all: Arc<Vec<Value>> = library.documents(&path)?;
     let stem = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.split('.').next()).unwrap_or_default();
     notes.extend(spec.notes.get(stem).map(|says| format!("{}: {says}", spec.name)));
-    let belongs = |doc: &&Value| spec.only.iter().all(|(k, v)| doc.get(k) == Some(v));
-    let docs = all.iter().filter(belongs).map(|doc| spec.process_docs.map_or_else(|| Ok(doc.clone()), |f| f.process(doc)));
+    let chosen = library.chosen(&path, &spec.only)?;
+    let docs =
+        chosen.into_iter().map(|i| &all[i]).map(|doc| spec.process_docs.map_or_else(|| Ok(doc.clone()), |f| f.process(doc)));
     let docs = docs
         .enumerate()
         .map(|(i, doc)| doc.with_context(|| format!("{}: document {i}", path.display())))
@@ -207,6 +230,7 @@ struct Builder<'a> {
     options: &'a Options,
     preamble: String,
     multiple_input: bool,
+    known_shots: RefCell<HashMap<*const Value, String>>,
 }
 
 impl Builder<'_> {
@@ -232,7 +256,8 @@ impl Builder<'_> {
         };
         if self.multiple_input {
             let continuation = format!("{delimiter}{}", repr::str_of(target));
-            let ask = |choice: &String| Request::Loglikelihood { context: context(choice), continuation: continuation.clone() };
+            let ask =
+                |choice: &String| Request::Loglikelihood { context: context(choice).into(), continuation: continuation.clone() };
             return Ok(choices.iter().map(ask).collect());
         }
         let context = || match text {
@@ -247,19 +272,19 @@ impl Builder<'_> {
                     self.scope.faults.note(Fault::ShotDelimiter);
                     continuation = format!("{delimiter}{continuation}");
                 }
-                vec![Request::Loglikelihood { context, continuation }]
+                vec![Request::Loglikelihood { context: context.into(), continuation }]
             }
             OutputType::LoglikelihoodRolling => vec![Request::Rolling { text: repr::str_of(target) }],
             OutputType::GenerateUntil => vec![Request::Generate { context: context()?, options: spec.generation.clone() }],
             OutputType::MultipleChoice => {
-                let context = context()?;
-                let ask = |context: &str, choice: &String| Request::Loglikelihood {
-                    context: context.to_string(),
+                let context: Arc<str> = context()?.into();
+                let ask = |context: &Arc<str>, choice: &String| Request::Loglikelihood {
+                    context: context.clone(),
                     continuation: format!("{delimiter}{choice}"),
                 };
                 let mut requests: Vec<_> = choices.iter().map(|c| ask(&context, c)).collect();
                 if spec.metrics.iter().any(|m| m.kind == MetricKind::AccMutualInfo) {
-                    requests.extend(choices.iter().map(|c| ask("", c)));
+                    requests.extend(choices.iter().map(|c| ask(&"".into(), c)));
                 }
                 requests
             }
@@ -292,7 +317,18 @@ impl Builder<'_> {
             }
         };
         for shot in chosen {
-            out += &self.shot(shot).context("a few-shot example")?;
+            // Documents share their shots, which lie still while requests are made. Where a fault shows, it is noted each time.
+            let place = std::ptr::from_ref(shot);
+            if let Some(known) = self.known_shots.borrow().get(&place) {
+                out += known;
+                continue;
+            }
+            let faults = self.scope.faults.counts();
+            let text = self.shot(shot).context("a few-shot example")?;
+            out += &text;
+            if self.scope.faults.counts() == faults {
+                self.known_shots.borrow_mut().insert(place, text);
+            }
         }
         Ok(out)
     }

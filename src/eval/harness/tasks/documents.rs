@@ -1,13 +1,14 @@
 //! Documents of a split, read from local files: JSON lines, JSON arrays, CSV, plain or compressed, and Parquet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
-use serde_json::{Map, Value};
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
 
 use super::parquet;
 use crate::error::bad_input;
@@ -18,7 +19,12 @@ use crate::text::corpus::unpacked;
 pub struct Library {
     folders: Vec<PathBuf>,
     read: Mutex<BTreeMap<PathBuf, Arc<Vec<Value>>>>,
+    /// By path and names of fields.
+    parts: Mutex<HashMap<(PathBuf, Vec<String>), Arc<Parts>>>,
 }
+
+/// Indices of documents by their values of some fields, as JSON: a file may hold the documents of many tasks.
+type Parts = HashMap<String, Vec<usize>>;
 
 /// A task's data is not at hand. Other tasks can go on.
 #[derive(Debug)]
@@ -40,12 +46,12 @@ const PACKINGS: [&str; 3] = ["", ".zst", ".gz"];
 impl Library {
     /// `folders` are searched in order.
     pub fn new(folders: Vec<PathBuf>) -> Self {
-        Self { folders, read: Mutex::default() }
+        Self { folders, ..Self::default() }
     }
 
     /// One file `name` whose documents are known.
     pub fn of(name: PathBuf, documents: Vec<Value>) -> Self {
-        Self { folders: Vec::new(), read: Mutex::new([(name, Arc::new(documents))].into()) }
+        Self { read: Mutex::new([(name, Arc::new(documents))].into()), ..Self::default() }
     }
 
     /// The first file that exists: each of `names` is a path with its extension, or a stem without (`arc_easy_test`, and also
@@ -70,6 +76,12 @@ impl Library {
         })
     }
 
+    /// Reads the files of many tasks ahead of them, each once. What cannot be read is left for whoever asks for it.
+    pub fn read_ahead<'a>(&self, names: impl Iterator<Item = &'a [String]>) {
+        let paths: BTreeSet<PathBuf> = names.filter_map(|names| self.find(names)).collect();
+        paths.into_par_iter().for_each(|path| drop(self.documents(&path)));
+    }
+
     /// The documents of `path`, read once.
     pub fn documents(&self, path: &Path) -> Result<Arc<Vec<Value>>> {
         if let Some(known) = self.lock().get(path) {
@@ -78,6 +90,27 @@ impl Library {
         let documents = Arc::new(read(path)?);
         self.lock().insert(path.to_path_buf(), documents.clone());
         Ok(documents)
+    }
+
+    /// Indices of the documents of `path` whose fields have the values of `only`.
+    pub fn chosen(&self, path: &Path, only: &Map<String, Value>) -> Result<Vec<usize>> {
+        let documents = self.documents(path)?;
+        if only.is_empty() {
+            return Ok((0..documents.len()).collect());
+        }
+        let key = (path.to_path_buf(), only.keys().cloned().collect::<Vec<_>>());
+        let known = self.parts.lock().unwrap_or_else(|e| e.into_inner()).get(&key).cloned();
+        let parts = known.unwrap_or_else(|| {
+            let mut parts = Parts::new();
+            for (i, doc) in documents.iter().enumerate() {
+                let values: Option<Vec<&Value>> = key.1.iter().map(|name| doc.get(name)).collect();
+                values.into_iter().for_each(|v| parts.entry(json!(v).to_string()).or_default().push(i));
+            }
+            let parts = Arc::new(parts);
+            self.parts.lock().unwrap_or_else(|e| e.into_inner()).insert(key, parts.clone());
+            parts
+        });
+        Ok(parts.get(&json!(only.values().collect::<Vec<_>>()).to_string()).cloned().unwrap_or_default())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<PathBuf, Arc<Vec<Value>>>> {
@@ -143,13 +176,16 @@ fn text(path: &Path) -> Result<String> {
 }
 
 fn json_lines(path: &Path, text: &str) -> Result<Vec<Value>> {
-    let lines = text.split('\n').enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let lines: Vec<_> = text.split('\n').enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
     lines
+        .into_par_iter()
         .map(|(i, line)| {
             let at = || format!("{}:{}", path.display(), i + 1);
             let value: Value = serde_json::from_str(line).map_err(|e| bad_input(format!("{}: not a JSON object: {e}", at())))?;
             object(value, &at)
         })
+        .collect::<Vec<_>>()
+        .into_iter()
         .collect()
 }
 

@@ -239,6 +239,15 @@ impl TaskSpec {
         Ok(spec)
     }
 
+    /// Names of the files that are surely read: of the evaluated split, and of the one that examples come from.
+    pub fn files(&self, num_fewshot: Option<usize>) -> impl Iterator<Item = &[String]> {
+        let examples = self.fewshot.split.as_deref().filter(|_| num_fewshot.or(self.num_fewshot).unwrap_or(0) > 0);
+        [Some(self.evaluated_split()), examples]
+            .into_iter()
+            .flatten()
+            .filter_map(|split| Some(self.data_files.get(split)?.as_slice()))
+    }
+
     /// The split that is evaluated: test, else validation.
     pub fn evaluated_split(&self) -> &str {
         self.test_split.as_deref().or(self.validation_split.as_deref()).unwrap_or_default()

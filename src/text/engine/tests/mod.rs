@@ -155,6 +155,26 @@ fn check(file: &Value) {
             }
         }
     }
+    check_parts(&engine(file, &reference, Level::detect()), &documents, &expected);
+}
+
+/// Cut wherever that may be, documents have the same ids.
+fn check_parts(engine: &Engine, documents: &[String], expected: &[Vec<u32>]) {
+    let mut worker = Worker::new(CACHE_BYTES);
+    let mut cuts = 0;
+    for (text, expected) in documents.iter().zip(expected) {
+        let spaces: Vec<usize> = text.match_indices(' ').map(|(at, _)| at).collect();
+        let (mut ids, mut from) = (Vec::new(), 0);
+        for at in spaces {
+            if text[..at].chars().next_back().is_some_and(|left| engine.parts_before_space(left)) {
+                assert!(worker.encode(engine, &text[from..at], &mut ids));
+                (from, cuts) = (at, cuts + 1);
+            }
+        }
+        assert!(worker.encode(engine, &text[from..], &mut ids));
+        assert_eq!(ids, *expected, "{text:?}");
+    }
+    assert!(cuts > documents.len() / 2, "{cuts} cuts");
 }
 
 #[test]
@@ -191,6 +211,45 @@ fn deepseek_is_as_tokenizers_says() {
 #[test]
 fn gemma_is_as_tokenizers_says() {
     check(&sentence_file());
+}
+
+/// Gemma's way of writing, and a pre-tokenizer whose cuts no merge goes across.
+#[test]
+fn pre_tokenizers_that_change_nothing_are_known() {
+    let mut file = sentence_file();
+    let split =
+        |pattern: Value, behavior: &str| json!({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": false});
+    let steps = [
+        split(json!({"Regex": "\\n"}), "Isolated"),
+        split(json!({"String": "▁"}), "MergedWithNext"),
+        json!({"type": "Digits", "individual_digits": true}),
+    ];
+    file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": steps});
+    let refusal = |file: &Value| Engine::from_json(file, |_| Some(1)).map(|_| ()).unwrap_err();
+    // The token with a space inside, and then numbers.
+    let merges = |file: &mut Value, keeps: &dyn Fn(&str) -> bool| {
+        let merges = file["model"]["merges"].as_array_mut().unwrap();
+        merges.retain(|m| keeps(&format!("{}{}", m[0].as_str().unwrap(), m[1].as_str().unwrap())));
+    };
+    assert!(refusal(&file).contains("`>▁`, which its pre-tokenizer cuts") || refusal(&file).contains("pre-tokenizer cuts"));
+    merges(&mut file, &|token| !token.chars().skip(1).any(|c| c == '▁'));
+    assert!(refusal(&file).contains("pre-tokenizer cuts"));
+    merges(&mut file, &|token| token.chars().count() == 1 || !token.contains(char::is_numeric));
+    // What is made of merges that are gone goes too.
+    let mut known: std::collections::HashSet<String> = Default::default();
+    for merge in file["model"]["merges"].as_array_mut().unwrap().iter_mut() {
+        let side = |i: usize| merge[i].as_str().unwrap().to_string();
+        let is_made = |text: &String| text.chars().count() == 1 || known.contains(text);
+        if is_made(&side(0)) && is_made(&side(1)) {
+            known.insert(side(0) + &side(1));
+        } else {
+            *merge = Value::Null;
+        }
+    }
+    file["model"]["merges"].as_array_mut().unwrap().retain(|m| !m.is_null());
+    check(&file);
+    file["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed".into();
+    assert!(refusal(&file).contains("pre-tokenizer"));
 }
 
 #[test]
