@@ -17,7 +17,7 @@ use super::tasks::documents::Library;
 use super::tasks::spec::TaskSpec;
 use crate::error::bad_input;
 
-/// Name of the group of all its tasks.
+/// The name of the group of all its tasks.
 pub const GROUP: &str = "core";
 /// What the names of its tasks begin with; the rest is DCLM's label.
 const PREFIX: &str = "core_";
@@ -179,7 +179,7 @@ pub fn plan<T: Encode + ?Sized>(asked: &Asked, encoder: &Encoder<T>, counts: &mu
         let cut = ids.len().saturating_sub(encoder.max_length);
         // At least one token counts, and at least one stands before: a choice may begin another one, and all may be too long.
         let last = ids.len().checked_sub(1).filter(|last| *last > 0);
-        let last = last.ok_or_else(|| bad_input("a prompt of fewer than two tokens has nothing to score"))?;
+        let last = last.ok_or_else(|| bad_input("a prompt of fewer than two tokens leaves nothing to score"))?;
         let split = start.clamp(cut + 1, last.max(cut + 1));
         counts.boundary_fallbacks += u64::from(split != start);
         counts.truncated_requests += u64::from(cut > 0);
