@@ -20,7 +20,8 @@ fn a_slow_writer_never_mixes_two_steps() {
     let lab = Lab::new();
     lab.reference("whole", &SYNC);
     let args = [&ASYNC[..], &["--set", "checkpoint.every=3"]].concat();
-    lab.run_failing("slow", "ckpt.write:sleep=5ms", &args).expect(0);
+    // So slow that three steps take less time on a busy machine too.
+    lab.run_failing("slow", "ckpt.write:sleep=20ms", &args).expect(0);
     assert_eq!(lab.steps("slow"), [8, 6, 3]);
     for step in [3, 6, 8] {
         lab.checkpoint("slow", step).verify().unwrap();

@@ -19,9 +19,11 @@ use crate::text::corpus::unpacked;
 pub struct Library {
     folders: Vec<PathBuf>,
     read: Mutex<BTreeMap<PathBuf, Arc<Vec<Value>>>>,
-    /// By path and names of fields.
-    parts: Mutex<HashMap<(PathBuf, Vec<String>), Arc<Parts>>>,
+    parts: Mutex<HashMap<PartsOf, Arc<Parts>>>,
 }
+
+/// A file, and names of fields.
+type PartsOf = (PathBuf, Vec<String>);
 
 /// Indices of documents by their values of some fields, as JSON: a file may hold the documents of many tasks.
 type Parts = HashMap<String, Vec<usize>>;
