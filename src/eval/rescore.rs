@@ -9,7 +9,7 @@ use super::harness::request::{Request, Response};
 use super::harness::score::code::CodeRunner;
 use super::harness::score::counts::Counts;
 use super::harness::score::results::Scored;
-use super::harness::score::samples::{CONTINUATION_TOKENS, score};
+use super::harness::score::samples::{CHANCE, CONTINUATION_TOKENS, score};
 use super::harness::tasks::build::{Built, Options, build};
 use super::harness::tasks::documents::Library;
 use super::harness::tasks::spec::TaskSpec;
@@ -57,6 +57,7 @@ fn rebuild(spec: &TaskSpec, records: &TaskRecords, own: &[&Value]) -> Result<Bui
     spec.only = Map::new();
     spec.official_docs = None;
     spec.preamble = Vec::new();
+    spec.core_chance = own.first().and_then(|r| r[CHANCE].as_f64()).or(spec.core_chance);
     let name = PathBuf::from(records.path.file_name().unwrap_or_default());
     spec.data_files = [(spec.evaluated_split().to_string(), vec![name.display().to_string()])].into();
     let library = Library::of(name, own.iter().map(|r| r["doc"].clone()).collect());

@@ -58,12 +58,12 @@ impl Item {
             _ => text("context").zip(text("continuation")).map(|(a, b)| (Kind::LanguageModeling, a, b)),
         };
         let (kind, contexts, continuations) = item.context("no document of CORE's form")?;
-        let gold = doc["gold"].as_u64().unwrap_or(0) as usize;
         let options = contexts.len().max(continuations.len());
-        if gold >= options || (kind != Kind::LanguageModeling && doc["gold"].is_null()) {
-            return Err(bad_input(format!("`gold` is {}, which is no index of its {options} options", doc["gold"])));
+        let gold = if kind == Kind::LanguageModeling { Some(0) } else { doc["gold"].as_u64() };
+        match gold.filter(|gold| *gold < options as u64) {
+            Some(gold) => Ok(Self { kind, contexts, continuations, gold: gold as usize }),
+            None => Err(bad_input(format!("`gold` is {}, which is no index of its {options} options", doc["gold"]))),
         }
-        Ok(Self { kind, contexts, continuations, gold })
     }
 
     /// The item with its answer, as a shot of others.
@@ -249,6 +249,7 @@ mod tests {
         {
             assert!(of(wrong).is_err());
         }
+        assert!(of(json!({"query": "Q", "choices": ["a", "b"], "gold": "1"})).is_err());
         assert_eq!(centred(0.625, 0.25), 0.5);
     }
 

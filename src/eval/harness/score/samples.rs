@@ -19,6 +19,9 @@ use crate::text::sha256_hex;
 /// Field of the records of CORE's tasks: number of tokens that count, by request.
 pub const CONTINUATION_TOKENS: &str = "continuation_tokens";
 
+/// Field of the same: the score of chance that they were centred on.
+pub const CHANCE: &str = "chance";
+
 /// A metric of a task under one filter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TaskMetric {
@@ -119,6 +122,7 @@ fn one(scorer: &Scorer, asked: &Asked, own: &[Response], filter: &Filter) -> Res
         // Means over tokens cannot be told from lm-eval's fields.
         let tokens = own.iter().map(|r| if let Response::Loglikelihood { tokens, .. } = r { *tokens } else { 0 });
         record[CONTINUATION_TOKENS] = tokens.collect::<Vec<_>>().into();
+        record[CHANCE] = scorer.task.spec.core_chance.into();
     }
     Ok((scores, record, counts))
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use twox_hash::XxHash3_128;
 
 use super::documents::Library;
 use super::fewshot::Shots;
@@ -125,23 +124,10 @@ pub fn build(spec: &TaskSpec, library: &Library, templates: &Templates, options:
     Ok(Built { original: docs.len(), duplicates, asked, multiple_input, multiple_target, notes, files, faults, spec })
 }
 
-fn hash_of(doc: &Value) -> Result<u128> {
-    let mut hasher = XxHash3_128::new();
-    serde_json::to_writer(Hashed(&mut hasher), doc)?;
-    Ok(hasher.finish_128())
-}
-
-struct Hashed<'a>(&'a mut XxHash3_128);
-
-impl std::io::Write for Hashed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.write(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+fn hash_of(doc: &Value) -> Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    serde_json::to_writer(&mut hasher, doc)?;
+    Ok(hasher.finalize())
 }
 
 /// lm-eval's `get_sample_size`: below 1 a share, rounded up.

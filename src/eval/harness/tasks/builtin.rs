@@ -136,9 +136,10 @@ fn hellaswag(doc: &Value) -> Result<Value> {
 
 /// What CORE asks of a document of ARC, PIQA, OpenBookQA, HellaSwag, WinoGrande or LAMBADA in its own form; others stay as they are.
 fn core_item(doc: &Value) -> Result<Value> {
-    let texts = |v: &Value| v.as_array().cloned().unwrap_or_default();
+    // A number, or its text.
+    let number = |v: &Value| v.as_u64().or_else(|| v.as_str()?.parse().ok());
     let by_label = |query: String| -> Result<Value> {
-        let gold = texts(&doc["choices"]["label"]).iter().position(|l| *l == doc["answerKey"]);
+        let gold = doc["choices"]["label"].as_array().and_then(|labels| labels.iter().position(|l| *l == doc["answerKey"]));
         let gold = gold.ok_or_else(|| anyhow!("`answerKey` is {}, which is no label of its choices", doc["answerKey"]))?;
         Ok(json!({"query": query, "choices": doc["choices"]["text"], "gold": gold}))
     };
@@ -151,12 +152,11 @@ fn core_item(doc: &Value) -> Result<Value> {
         by_label(string(doc, "question_stem")?.into())
     } else if has("goal") {
         let query = format!("Question: {}", string(doc, "goal")?);
-        Ok(json!({"query": query, "choices": [doc["sol1"], doc["sol2"]], "gold": doc["label"]}))
+        Ok(json!({"query": query, "choices": [doc["sol1"], doc["sol2"]], "gold": number(&doc["label"])}))
     } else if has("endings") || has("query") {
         let found = hellaswag(doc)?;
         let label = if found["gold"].is_null() { &doc["label"] } else { &found["gold"] };
-        let gold = label.as_u64().or_else(|| label.as_str()?.parse().ok());
-        Ok(json!({"query": found["query"], "choices": found["choices"], "gold": gold}))
+        Ok(json!({"query": found["query"], "choices": found["choices"], "gold": number(label)}))
     } else if has("sentence") {
         let contexts = Function::WinograndeContexts.choices(doc)?;
         let (rest, gold) = (Function::WinograndeRest.target(doc)?, Function::WinograndeGold.text(doc)?);
@@ -233,6 +233,7 @@ mod tests {
             (arc, choice("Question: Why?", 1)),
             (stem, choice("So", 0)),
             (json!({"goal": "Go", "sol1": "a", "sol2": "b", "label": 1}), choice("Question: Go", 1)),
+            (json!({"goal": "Go", "sol1": "a", "sol2": "b", "label": "1"}), choice("Question: Go", 1)),
             (json!({"query": "q", "choices": ["a", "b"], "label": "1"}), choice("q", 1)),
             (
                 json!({"sentence": "A saw B so _ ran.", "option1": "A", "option2": "B", "answer": "2"}),
