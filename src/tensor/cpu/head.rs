@@ -350,8 +350,7 @@ impl Chunk<'_> {
                     pack::rows(core.format, m, width, |r| &group[r * BLOCK..][..width], packed);
                     for (p, panel) in panels.chunks_mut(core.mr * slots).enumerate().take(width.div_ceil(core.mr)) {
                         let source = Source::rows(group, BLOCK).from(0, p * core.mr);
-                        let panel = &mut panel[core.slots(g) * core.mr..][..core.slots(m) * core.mr];
-                        pack::panel(core.format, source, m, core.mr.min(width - p * core.mr), panel, core.mr);
+                        pack::left_panel(core, source, m, core.mr.min(width - p * core.mr), panel, slots, core.slots(g));
                     }
                 }
                 // MC entries at a time: their panels stay in the second-level cache while y passes by.
@@ -360,7 +359,7 @@ impl Chunk<'_> {
                         let (column, columns) = (j * core.nr, core.nr.min(d - j * core.nr));
                         let b = right.from(k, j);
                         for i in (i0..width.min(i0 + MC)).step_by(core.mr) {
-                            let a = Left::strided(&panels[i * slots..][..core.mr * slots], 1, core.mr);
+                            let a = Left::panels(core, &panels[i * slots..][..core.mr * slots], slots);
                             let m = core.mr.min(width - i);
                             for row in d_head[i * d..].chunks(d).take(m) {
                                 prefetch(&row[column + columns..d.min(column + 2 * core.nr)]);

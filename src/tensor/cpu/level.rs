@@ -4,6 +4,9 @@ use std::sync::OnceLock;
 
 use pulp::Arch;
 
+#[cfg(target_arch = "x86_64")]
+use super::packed::amx;
+
 /// Rising: each level has what the ones before have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -15,14 +18,16 @@ pub enum Level {
     Avx512,
     /// And `vdpbf16ps`: products of bfloat16 pairs.
     Avx512Bf16,
+    /// And AMX: products of bfloat16 tiles.
+    Amx,
 }
 
 /// Environment variable that lowers the level: a name of `Level::NAMES`.
 pub const LEVEL_VARIABLE: &str = "ZAYA_CPU_LEVEL";
 
 impl Level {
-    pub const ALL: [Level; 4] = [Level::Portable, Level::Avx2, Level::Avx512, Level::Avx512Bf16];
-    pub const NAMES: [&str; 4] = ["portable", "avx2", "avx512", "avx512bf16"];
+    pub const ALL: [Level; 5] = [Level::Portable, Level::Avx2, Level::Avx512, Level::Avx512Bf16, Level::Amx];
+    pub const NAMES: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];
 
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
@@ -36,6 +41,8 @@ impl Level {
     pub fn detected() -> Self {
         static DETECTED: OnceLock<Level> = OnceLock::new();
         *DETECTED.get_or_init(|| match Arch::new() {
+            #[cfg(target_arch = "x86_64")]
+            Arch::V4(_) if std::arch::is_x86_feature_detected!("avx512bf16") && amx::available() => Level::Amx,
             #[cfg(target_arch = "x86_64")]
             Arch::V4(_) if std::arch::is_x86_feature_detected!("avx512bf16") => Level::Avx512Bf16,
             #[cfg(target_arch = "x86_64")]

@@ -50,8 +50,10 @@ pub fn block(
 pub const LEFT_SCRATCH: usize = (MC + 2) * KC;
 
 /// Rows that a task takes: `MC`, fewer when there would not be tasks for everyone. (Bits do not depend on it.)
-pub fn task_rows(rows: usize) -> usize {
-    (rows.div_ceil(4 * par::threads()).div_ceil(12) * 12).clamp(24, MC)
+pub fn task_rows(core: &Core, rows: usize) -> usize {
+    // Whole tiles: 12 is a multiple of the rows of all kernels but AMX's.
+    let tile = core.mr.max(12);
+    rows.div_ceil(4 * par::threads()).next_multiple_of(tile).clamp(tile.max(24), MC)
 }
 
 /// One map: its packed weight, and the matrix `[rows, n]` that is written.
@@ -67,7 +69,7 @@ pub fn scratch_len() -> usize {
 /// `y = x wᵀ` for every map; x is `[rows, k]`. `scratch`: `scratch_len()`.
 pub fn forward(core: &Core, x: &[f32], k: usize, maps: &mut [Map], scratch: &mut [f32]) {
     let rows = x.len() / k;
-    let chunk = task_rows(rows);
+    let chunk = task_rows(core, rows);
     let outs: Vec<(Panels, Shared<f32>)> = maps.iter_mut().map(|m| (m.weight, Shared::new(m.y))).collect();
     par::tasks_with(rows.div_ceil(chunk), scratch, LEFT_SCRATCH, |i, scratch| {
         let range = i * chunk..((i + 1) * chunk).min(rows);
@@ -93,7 +95,7 @@ pub struct Back<'a> {
 /// `dx = Σ dy w` over all parts, `[rows, k]`. `scratch`: `scratch_len()`.
 pub fn input_gradient(core: &Core, parts: &[Back], k: usize, dx: &mut [f32], scratch: &mut [f32]) {
     let rows = dx.len() / k;
-    let chunk = task_rows(rows);
+    let chunk = task_rows(core, rows);
     let dx = Shared::new(dx);
     par::tasks_with(rows.div_ceil(chunk), scratch, LEFT_SCRATCH, |i, scratch| {
         let range = i * chunk..((i + 1) * chunk).min(rows);
@@ -145,7 +147,7 @@ pub fn weight_gradient(core: &Core, x: &[f32], dy: &[f32], o: usize, i: usize, d
                     let len = core.slots(k) * core.mr * panels;
                     // SAFETY: one part per block.
                     let left = unsafe { left.range(left_at(b, 0), len) };
-                    pack::panels(core.format, source_left.from(k0, 0), k, o, core.mr, left);
+                    pack::left_panels(core, source_left.from(k0, 0), k, o, left);
                 } else {
                     for unit in b * layout.num_panels()..(b + 1) * layout.num_panels() {
                         let (start, len) = layout.unit(unit);
@@ -157,7 +159,7 @@ pub fn weight_gradient(core: &Core, x: &[f32], dy: &[f32], o: usize, i: usize, d
         }
         let (left, right) = (&*left, Panels::new(layout, right));
         let out = Shared::new(dw);
-        let rows = WEIGHT_ROWS;
+        let rows = WEIGHT_ROWS.next_multiple_of(core.mr);
         // Tiles of columns too, when the rows alone are few tasks.
         let column_tiles = (16usize.div_ceil(o.div_ceil(rows))).clamp(1, layout.num_panels());
         let tile_panels = layout.num_panels().div_ceil(column_tiles);
@@ -187,7 +189,7 @@ pub fn weight_gradient_alone(core: &Core, x: &[f32], dy: &[f32], o: usize, i: us
         let t = KC.min(tokens - t0);
         let slots = core.slots(t);
         let (left, right) = scratch.split_at_mut(slots * panels * core.mr);
-        pack::panels(core.format, Source::rows(dy, o).from(t0, 0), t, o, core.mr, left);
+        pack::left_panels(core, Source::rows(dy, o).from(t0, 0), t, o, left);
         let layout = Layout::new(core, t, i);
         pack_all(core, layout, Source::rows(x, i).from(t0, 0), right);
         multiply_block(core, o, i, slots, Left::panels(core, left, slots), right, dw, i, true);

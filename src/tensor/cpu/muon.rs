@@ -18,7 +18,9 @@
 //! Matrices are tasks, long ones first; those too large to have all they need once a thread are taken one by one, with tasks
 //! inside. No number depends on which, nor on the count of threads.
 
-use super::level::vectorised;
+use super::level::{Level, vectorised};
+#[cfg(target_arch = "x86_64")]
+use super::packed::turn;
 use super::packed::{
     Core, Format, KC, Layout, Left, MC, Panels, Source, as_slots, as_slots_mut, multiply_block, multiply_block_at, pack,
     pack_unit,
@@ -175,11 +177,24 @@ enum Then<'a> {
     },
 }
 
+/// A packed symmetric matrix, as each side of a product wants it.
+#[derive(Clone, Copy)]
+struct Operand<'a> {
+    left: &'a [u32],
+    right: &'a [u32],
+}
+
+impl<'a> Operand<'a> {
+    fn same(packed: &'a [u32]) -> Self {
+        Self { left: packed, right: packed }
+    }
+}
+
 /// The calculation for one matrix.
 ///
 /// Symmetric `[m, m]` matrices lie in f32 as packed right operands do (`Layout`): panels of `nr` columns in blocks of `KC` rows,
 /// so that `nr` rows of a panel are one contiguous tile. Column i of a panel is row i of the matrix: the same panels serve
-/// as left operand, and with format `F32` need no packing at all.
+/// as left operand (unless the core wants rows), and with format `F32` need no packing at all.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     core: &'a Core,
@@ -211,9 +226,17 @@ impl Work<'_> {
         Layout::new(&core, self.shape.m, self.shape.m)
     }
 
+    /// Of X packed: panels, and after them rows where those are wanted.
     fn panels_len(&self) -> usize {
         let right = if self.shape.tall { 0 } else { self.x_layout().len() };
-        aligned(self.gram_layout().len().max(right))
+        let gram = self.gram_layout().len();
+        gram.max(right) + if self.core.left_lies_in_rows() { gram } else { 0 }
+    }
+
+    /// Of an `[m, m]` matrix, in f32 or packed.
+    fn square_len(&self) -> usize {
+        let sides = if self.core.left_lies_in_rows() { 2 } else { 1 };
+        self.f32_layout().len().max(sides * self.layout().len())
     }
 
     fn squares(&self) -> usize {
@@ -228,7 +251,7 @@ impl Work<'_> {
     fn scratch_len(&self) -> usize {
         let threads = if self.parallel { par::threads() } else { 1 };
         let Shape { m, n, .. } = self.shape;
-        aligned(m * n) + self.panels_len() + self.squares() * aligned(self.f32_layout().len()) + threads * self.thread_len()
+        aligned(m * n) + aligned(self.panels_len()) + self.squares() * aligned(self.square_len()) + threads * self.thread_len()
     }
 
     fn tasks(&self, n: usize, scratch: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
@@ -305,8 +328,8 @@ impl Work<'_> {
     }
 
     fn newton_schulz(&self, x: &mut [f32], steps: usize, scratch: &mut [f32]) {
-        let square = self.f32_layout().len();
-        let (panels, scratch) = scratch.split_at_mut(self.panels_len());
+        let square = self.square_len();
+        let (panels, scratch) = scratch.split_at_mut(aligned(self.panels_len()));
         let panels = as_slots_mut(panels);
         let (squares, threads) = scratch.split_at_mut(self.squares() * aligned(square));
         let mut squares = squares.chunks_mut(aligned(square)).map(|s| &mut s[..square]);
@@ -317,7 +340,7 @@ impl Work<'_> {
                 for _ in 0..steps {
                     self.gram(x, panels, a, threads);
                     let of = self.operand(a, packed, threads);
-                    self.symmetric(self.layout(), of, of, b, Then::Polynomial { identity: 0.0, of: a }, threads);
+                    self.symmetric(self.layout(), of.left, of.right, b, Then::Polynomial { identity: 0.0, of: a }, threads);
                     self.apply(self.operand(b, packed, threads), Some(A), x, panels, threads);
                 }
             }
@@ -340,7 +363,7 @@ impl Work<'_> {
                             std::mem::swap(&mut s, &mut q);
                         }
                     }
-                    self.apply(as_slots(q), None, x, panels, threads);
+                    self.apply(Operand::same(as_slots(q)), None, x, panels, threads);
                 }
             }
         }
@@ -349,8 +372,16 @@ impl Work<'_> {
     /// `a = x xᵀ`; `panels` is room for x packed.
     fn gram(&self, x: &[f32], panels: &mut [u32], a: &mut [f32], threads: &mut [f32]) {
         let (layout, Shape { m, n, tall }) = (self.gram_layout(), self.shape);
-        self.pack(layout, if tall { Source::rows(x, m) } else { Source::transposed(x, n) }, panels, threads);
-        self.symmetric(layout, panels, panels, a, Then::Itself, threads);
+        let source = if tall { Source::rows(x, m) } else { Source::transposed(x, n) };
+        let (panels, rows) = panels.split_at_mut(layout.len());
+        self.pack(layout, source, panels, threads);
+        let left = if self.core.left_lies_in_rows() {
+            self.pack_left(layout, source, rows, threads);
+            &*rows
+        } else {
+            &*panels
+        };
+        self.symmetric(layout, left, panels, a, Then::Itself, threads);
     }
 
     fn pack(&self, layout: Layout, source: Source, out: &mut [u32], threads: &mut [f32]) {
@@ -362,24 +393,55 @@ impl Work<'_> {
         });
     }
 
-    /// A symmetric matrix in the format of the products.
-    fn operand<'a>(&self, x: &'a [f32], packed: &'a mut [f32], threads: &mut [f32]) -> &'a [u32] {
-        if self.core.format == Format::F32 {
-            return as_slots(x);
-        }
-        let (from, to, nr) = (self.f32_layout(), self.layout(), self.core.nr);
-        let out = Shared::new(as_slots_mut(&mut *packed));
-        self.tasks(to.num_units(), threads, |unit, _| {
-            let ((source, len), (at, slots)) = (from.unit(unit), to.unit(unit));
+    /// As `pack`, for the left side: tiles of rows, each where the panel of the same columns would lie.
+    fn pack_left(&self, layout: Layout, source: Source, out: &mut [u32], threads: &mut [f32]) {
+        let out = Shared::new(out);
+        self.tasks(layout.num_units(), threads, |unit, _| {
+            let ((at, len), nr) = (layout.unit(unit), self.core.nr);
+            let (b, j0) = (unit / layout.num_panels(), unit % layout.num_panels() * nr);
+            let ((k0, k), slots) = (layout.block(b), layout.block_slots(b));
             // SAFETY: units do not overlap.
-            let out = unsafe { out.range(at, slots) };
-            pack::panel(self.core.format, Source::rows(&x[source..source + len], nr), len / nr, nr, out, nr);
+            let out = unsafe { out.range(at, len) };
+            pack::left_panel(self.core, source.from(k0, j0), k, nr.min(layout.n - j0), out, slots, 0);
         });
-        as_slots(packed)
     }
 
-    /// `out = leftᵀ right`, which is known to be symmetric: both are panels of a `[k, m]` matrix. Tiles on and below the diagonal are
-    /// computed, completed, and copied across it.
+    /// A symmetric matrix in the format of the products, for both sides of one.
+    fn operand<'a>(&self, x: &'a [f32], packed: &'a mut [f32], threads: &mut [f32]) -> Operand<'a> {
+        if self.core.format == Format::F32 {
+            return Operand::same(as_slots(x));
+        }
+        let (from, to, nr, m) = (self.f32_layout(), self.layout(), self.core.nr, self.shape.m);
+        let in_rows = self.core.left_lies_in_rows();
+        let (panels, rows) = as_slots_mut(packed).split_at_mut(to.len());
+        {
+            let (panels, rows) = (Shared::new(&mut *panels), Shared::new(&mut *rows));
+            self.tasks(to.num_units(), threads, |unit, _| {
+                let ((source, len), (at, slots)) = (from.unit(unit), to.unit(unit));
+                let x = &x[source..source + len];
+                // SAFETY: units do not overlap.
+                let out = unsafe { panels.range(at, slots) };
+                pack::panel(self.core.format, Source::rows(x, nr), len / nr, nr, out, nr);
+                if in_rows {
+                    // Row i of the panel is a piece of the matrix's row i, and of a tile of rows.
+                    let (i0, j) = (to.block(unit / to.num_panels()).0, unit % to.num_panels() * nr);
+                    let (b, width) = (j / KC, nr.min(m - j));
+                    let slots = to.block_slots(b);
+                    for (i, x) in x.chunks(nr).enumerate() {
+                        let i = i0 + i;
+                        let at = to.offset(b, i / nr) + i % nr * slots + self.core.slots(j % KC);
+                        // SAFETY: pieces do not overlap.
+                        let out = unsafe { rows.range(at, self.core.slots(width)) };
+                        pack::rows(self.core.format, 1, width, |_| x, out);
+                    }
+                }
+            });
+        }
+        Operand { left: if in_rows { rows } else { panels }, right: panels }
+    }
+
+    /// `out = leftᵀ right`, which is known to be symmetric: both are a `[k, m]` matrix, as `pack_left` and `pack` leave it (the same,
+    /// unless the left one has to lie in rows). Tiles on and below the diagonal are computed, completed, and copied across it.
     fn symmetric(&self, layout: Layout, left: &[u32], right: &[u32], out: &mut [f32], then: Then, threads: &mut [f32]) {
         let (core, m, nr) = (self.core, self.shape.m, self.core.nr);
         assert!(KC.is_multiple_of(nr), "tiles of {nr} rows must not cross blocks of {KC}");
@@ -400,7 +462,7 @@ impl Work<'_> {
                     for j in columns.clone() {
                         let b = right.from(k, j);
                         for i in i0.max(j)..panels.min(i0 + rows) {
-                            let a = Left::strided(left.from(k, i), 1, nr);
+                            let a = Left::columns(core, left.from(k, i), slots);
                             multiply_block(core, height(i), height(j), slots, a, b, tile(i, j), nr, k > 0);
                         }
                     }
@@ -433,9 +495,9 @@ impl Work<'_> {
     }
 
     /// `x <- p x`, or `x <- keep x + p x`, with p packed and symmetric. `panels` is room for x packed.
-    fn apply(&self, p: &[u32], keep: Option<f32>, x: &mut [f32], panels: &mut [u32], threads: &mut [f32]) {
-        let p = Panels::new(self.layout(), p);
-        if self.shape.tall { self.apply_right(p, keep, x, threads) } else { self.apply_left(p, keep, x, panels, threads) }
+    fn apply(&self, p: Operand, keep: Option<f32>, x: &mut [f32], panels: &mut [u32], threads: &mut [f32]) {
+        let side = |side| Panels::new(self.layout(), side);
+        if self.shape.tall { self.apply_right(side(p.right), keep, x, threads) } else { self.apply_left(side(p.left), keep, x, panels, threads) }
     }
 
     /// x is `[n, m]`: some rows a task, which are packed before they are overwritten.
@@ -498,7 +560,7 @@ impl Work<'_> {
                 for i0 in (0..row_panels).step_by(rows) {
                     for j in columns.clone() {
                         for i in i0..row_panels.min(i0 + rows) {
-                            let a = Left::strided(p.from(k, i), 1, nr);
+                            let a = Left::columns(core, p.from(k, i), slots);
                             let (height, width) = (nr.min(m - i * nr), nr.min(n - j * nr));
                             let accumulate = keep.is_some() || k > 0;
                             // SAFETY: the tile lies inside x; see above.
@@ -557,6 +619,12 @@ fn mirror_within(tile: &mut [f32], width: usize) {
 /// `out[j][i] = tile[i][j]` for `rows` rows of `width`; rows of `out` are `width` long, too.
 #[inline(always)]
 fn transpose_tile(tile: &[f32], rows: usize, out: &mut [f32], width: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if Level::current() >= Level::Avx512 {
+        assert!(rows * width <= tile.len() && (width - 1) * width + rows <= out.len());
+        // SAFETY: the assertion; the processor has the instructions.
+        return unsafe { turn(tile.as_ptr().cast(), width, width, rows, out.as_mut_ptr().cast(), width) };
+    }
     const SIDE: usize = 4;
     let whole = rows / SIDE * SIDE;
     for i in (0..whole).step_by(SIDE) {

@@ -187,8 +187,9 @@ fn cases() -> Vec<(&'static str, Case)> {
 
 fn cores(format: Format) -> Vec<Core> {
     match format {
-        Format::Bf16 if Level::detected() < Level::Avx512Bf16 => vec![],
-        Format::Bf16 => vec![Core::at(Level::Avx512Bf16, format)],
+        Format::Bf16 => {
+            Level::available().filter(|level| *level >= Level::Avx512Bf16).map(|level| Core::at(level, format)).collect()
+        }
         _ => Level::available().map(|level| Core::at(level, format)).collect(),
     }
 }

@@ -177,10 +177,11 @@ fn attend(o: &Operands, s: &Segment, task: Task, work: &mut Work, out: Shared<f3
     }
     let panels = columns.div_ceil(nr);
     let sight = Sight { count: columns, first, len };
-    // Sums within a tile are taken by fours.
+    // Sums within a tile are taken by fours, and in products by the kernel's groups.
+    let together = core.summed_together().max(4);
     let span = |from: usize, width: usize| {
         let span = sight.span(from, width);
-        Span { from: span.from & !3, ..span }
+        Span { from: span.from / together * together, ..span }
     };
     let whole = span(0, COLS);
     let mut spans = [whole; COLS];

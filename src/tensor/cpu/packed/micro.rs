@@ -41,8 +41,8 @@ pub mod portable {
             for (r, acc) in acc.iter_mut().enumerate().take(t.m) {
                 // SAFETY: r < m, s < slots.
                 let x = f32::from_bits(unsafe { *t.a.add(r * t.a_row_stride + s * t.a_slot_stride) });
-                for (acc, b) in acc.iter_mut().zip(b) {
-                    *acc += x * b;
+                for n in 0..NR {
+                    acc[n] += x * b[n];
                 }
             }
         }
@@ -88,31 +88,32 @@ macro_rules! micro_kernel {
                     }
                     for _ in 0..t.slots {
                         let mut column = [$zero; V];
-                        for (v, column) in column.iter_mut().enumerate() {
-                            *column = $load(b.add(v * $lanes));
+                        for v in 0..V {
+                            column[v] = $load(b.add(v * $lanes));
                         }
-                        for (r, acc) in acc.iter_mut().enumerate() {
+                        for r in 0..R {
                             let x = $splat(*a.add(r * t.a_row_stride));
-                            for (acc, column) in acc.iter_mut().zip(&column) {
-                                *acc = $multiply_add(x, *column, *acc);
+                            for v in 0..V {
+                                acc[r][v] = $multiply_add(x, column[v], acc[r][v]);
                             }
                         }
                         a = a.wrapping_add(t.a_slot_stride);
                         b = b.add(NR);
                     }
-                    for (r, acc) in acc.iter().enumerate() {
+                    for r in 0..R {
                         let row = t.c.add(r * t.c_row_stride);
-                        for (v, acc) in acc.iter().enumerate() {
+                        for v in 0..V {
                             let (c, n) = (row.add(v * $lanes), t.n - v * $lanes);
+                            let sum = acc[r][v];
                             if n >= $lanes {
-                                $store(c, if t.accumulate { $add($load_c(c), *acc) } else { *acc });
+                                $store(c, if t.accumulate { $add($load_c(c), sum) } else { sum });
                             } else {
                                 let mut tail = [0f32; $lanes];
                                 if t.accumulate {
                                     std::ptr::copy_nonoverlapping(c, tail.as_mut_ptr(), n);
-                                    $store(tail.as_mut_ptr(), $add($load_c(tail.as_ptr()), *acc));
+                                    $store(tail.as_mut_ptr(), $add($load_c(tail.as_ptr()), sum));
                                 } else {
-                                    $store(tail.as_mut_ptr(), *acc);
+                                    $store(tail.as_mut_ptr(), sum);
                                 }
                                 std::ptr::copy_nonoverlapping(tail.as_ptr(), c, n);
                             }

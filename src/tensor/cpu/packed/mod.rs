@@ -4,11 +4,19 @@
 //! step), A is read where it lies or packed block by block. Blocks of C are added up in the order of the inner dimension, so
 //! the bits do not depend on how the work is cut in the other two.
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 mod micro;
 pub mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod panels;
+#[cfg(target_arch = "x86_64")]
+mod turn;
 
 pub use pack::Source;
+#[cfg(target_arch = "x86_64")]
+pub use turn::turn;
 pub use panels::{Layout, Panels, pack_all, pack_on_threads, pack_unit};
 
 use super::level::Level;
@@ -42,7 +50,16 @@ pub struct Core {
     /// Rows and columns of a full tile.
     pub mr: usize,
     pub nr: usize,
-    micro: MicroKernel,
+    kernel: Kernel,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kernel {
+    /// Called for each tile.
+    Tile(MicroKernel),
+    /// Takes a whole block.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 /// Inner dimension of a block, in numbers. A panel of a block stays in the first-level cache.
@@ -65,17 +82,35 @@ impl Core {
     /// The kernel of a level that this machine has.
     pub fn at(level: Level, format: Format) -> Self {
         assert!(level <= Level::detected(), "this machine has no {}", level.name());
+        #[cfg(target_arch = "x86_64")]
+        if (level, format) == (Level::Amx, Format::Bf16) {
+            return Self { format, mr: amx::MR, nr: amx::NR, kernel: Kernel::Amx };
+        }
         let (mr, nr, micro): (usize, usize, MicroKernel) = match (level, format) {
             #[cfg(target_arch = "x86_64")]
             (Level::Avx512Bf16, Format::Bf16) => (micro::avx512bf16::MR, micro::avx512bf16::NR, micro::avx512bf16::kernel),
             (_, Format::Bf16) => unreachable!("bfloat16 pairs need {}", Level::Avx512Bf16.name()),
             #[cfg(target_arch = "x86_64")]
-            (Level::Avx512 | Level::Avx512Bf16, _) => (micro::avx512::MR, micro::avx512::NR, micro::avx512::kernel),
+            (Level::Avx512 | Level::Avx512Bf16 | Level::Amx, _) => (micro::avx512::MR, micro::avx512::NR, micro::avx512::kernel),
             #[cfg(target_arch = "x86_64")]
             (Level::Avx2, _) => (micro::avx2::MR, micro::avx2::NR, micro::avx2::kernel),
             _ => (micro::portable::MR, micro::portable::NR, micro::portable::f32),
         };
-        Self { format, mr, nr, micro }
+        Self { format, mr, nr, kernel: Kernel::Tile(micro) }
+    }
+
+    /// Products along the inner dimension, counted from a product's first number, that are summed before they are added to the rest.
+    pub fn summed_together(&self) -> usize {
+        match self.kernel {
+            Kernel::Tile(_) => self.format.per_slot(),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Amx => amx::GROUP * self.format.per_slot(),
+        }
+    }
+
+    /// Whether `Left::panels` have their numbers by rows; else by slots.
+    pub fn left_lies_in_rows(&self) -> bool {
+        !matches!(self.kernel, Kernel::Tile(_))
     }
 
     /// Slots that `k` numbers take along the inner dimension.
@@ -105,8 +140,20 @@ impl<'a> Left<'a> {
         Self { data, row_stride, slot_stride, tile_stride: None }
     }
 
-    /// Panels of `core.mr` rows of `slots` slots each, as `pack::panels` writes them.
+    /// `core.nr` rows, from a panel of a right operand whose columns they are; or, where the core wants rows, from what
+    /// `pack::left_panel` wrote.
+    pub fn columns(core: &Core, panel: &'a [u32], slots: usize) -> Self {
+        if core.left_lies_in_rows() {
+            return Self::rows(panel, slots);
+        }
+        Self::strided(panel, 1, core.nr)
+    }
+
+    /// Panels of `core.mr` rows of `slots` slots each, as `pack::left_panels` writes them.
     pub fn panels(core: &Core, data: &'a [u32], slots: usize) -> Self {
+        if core.left_lies_in_rows() {
+            return Self::rows(data, slots);
+        }
         Self { data, row_stride: 1, slot_stride: core.mr, tile_stride: Some(core.mr * slots) }
     }
 }
@@ -171,6 +218,27 @@ pub unsafe fn multiply_block_at(
         assert!(last < a.data.len(), "left operand of a block product is too short");
     }
     assert!(n.div_ceil(core.nr) * core.nr * slots <= b.len(), "panels of a block product are too short");
+    let micro = match core.kernel {
+        Kernel::Tile(micro) => micro,
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Amx => {
+            let product = amx::Product {
+                m,
+                n,
+                slots,
+                a: a.data.as_ptr(),
+                a_row_stride: a.row_stride,
+                a_slot_stride: a.slot_stride,
+                a_tile_stride: tile_stride,
+                b: b.as_ptr(),
+                c,
+                c_row_stride,
+                accumulate,
+            };
+            // SAFETY: `Core::at` gives this kernel only where there is AMX; operands reach as far as they say, by the assertions above.
+            return unsafe { amx::multiply(product) };
+        }
+    };
     for j in (0..n).step_by(core.nr) {
         for (tile, i) in (0..m).step_by(core.mr).enumerate() {
             let tile = Tile {
@@ -188,7 +256,7 @@ pub unsafe fn multiply_block_at(
                 accumulate,
             };
             // SAFETY: `Core::at` gives kernels of this machine only; operands reach as far as the tile says.
-            unsafe { (core.micro)(tile) }
+            unsafe { micro(tile) }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Packing: f32 matrices into slots, as panels (right operands) or rows (left operands).
 
-use super::Format;
-use crate::tensor::cpu::level::vectorised;
+use super::{Core, Format};
+use crate::tensor::cpu::level::{Level, vectorised};
 
 /// A strided view of an f32 matrix: element (i, j) is `data[i * row_stride + j * col_stride]`; one of the strides is 1.
 #[derive(Clone, Copy)]
@@ -70,10 +70,21 @@ macro_rules! with_format {
     };
 }
 
+/// Whether pairs are packed with the processor's own instructions for bfloat16.
+#[cfg(target_arch = "x86_64")]
+fn packs_pairs(format: Format) -> bool {
+    format == Format::Bf16 && Level::detected() >= Level::Avx512Bf16
+}
+
 /// Packs `k` rows and `width <= out_width` columns of `source` slot by slot: `out[s * out_width + j]` holds the numbers of column j
 /// that share slot s; the rest is zero. This is a panel of a right operand (rows = inner dimension), or, of a left
 /// operand's transpose, a panel of its rows.
 pub fn panel(format: Format, source: Source, k: usize, width: usize, out: &mut [u32], out_width: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if packs_pairs(format) {
+        // SAFETY: the processor has the instructions.
+        return unsafe { super::pairs::panel(source, k, width, out, out_width) };
+    }
     with_format!(format, F => vectorised(#[inline(always)] || match (source.col_stride, out_width) {
         // Whole panels of the kernels' widths, as constants.
         (1, 32) if width == 32 => panel_along_rows::<32>(F, source, k, out),
@@ -159,6 +170,14 @@ fn panel_across(format: Format, source: Source, k: usize, width: usize, out: &mu
 /// Packs `m` contiguous-inner rows of `k` numbers: `out[r * slots + s]`. `row(r)` gives the numbers of row r.
 pub fn rows<'a>(format: Format, m: usize, k: usize, row: impl Fn(usize) -> &'a [f32], out: &mut [u32]) {
     let slots = k.div_ceil(format.per_slot());
+    #[cfg(target_arch = "x86_64")]
+    if packs_pairs(format) {
+        for (r, out) in out.chunks_mut(slots).enumerate().take(m) {
+            // SAFETY: the processor has the instructions.
+            unsafe { super::pairs::row(&row(r)[..k], out) };
+        }
+        return;
+    }
     with_format!(format, F => vectorised(#[inline(always)] || {
         for (r, out) in out.chunks_mut(slots).enumerate().take(m) {
             pack_row(F, &row(r)[..k], out);
@@ -187,11 +206,38 @@ fn pack_row(format: Format, x: &[f32], out: &mut [u32]) {
 }
 
 /// Packs `source` `[k, n]` into panels of `width` columns, one after the other: panel p holds `out[(p * slots + s) * width + j]`.
-/// With `nr` columns a panel these are a right operand's, with `mr` the rows of a left operand given by columns.
 pub fn panels(format: Format, source: Source, k: usize, n: usize, width: usize, out: &mut [u32]) {
     let slots = k.div_ceil(format.per_slot());
     for (p, out) in out.chunks_mut(slots * width).enumerate().take(n.div_ceil(width)) {
         panel(format, source.from(0, p * width), k, width.min(n - p * width), out, width);
+    }
+}
+
+/// Packs `k` rows and `width <= core.mr` columns of `source` as a tile of a left operand of `slots` slots in all, from slot `from`
+/// on: the columns are the tile's rows. `Left::panels` reads it.
+pub fn left_panel(core: &Core, source: Source, k: usize, width: usize, out: &mut [u32], slots: usize, from: usize) {
+    let format = core.format;
+    #[cfg(target_arch = "x86_64")]
+    if core.left_lies_in_rows() {
+        let out = &mut out[from..];
+        if source.col_stride == 1 {
+            // SAFETY: a core that wants rows is of a processor with more than these instructions.
+            return unsafe { super::pairs::turned_rows(source, k, width, out, slots) };
+        }
+        for (j, out) in out.chunks_mut(slots).enumerate().take(width) {
+            // SAFETY: as above.
+            unsafe { super::pairs::row(&source.from(0, j).data[..k], out) };
+        }
+        return;
+    }
+    panel(format, source, k, width, &mut out[from * core.mr..][..k.div_ceil(format.per_slot()) * core.mr], core.mr);
+}
+
+/// Packs `source` `[k, n]` as a left operand, of which the columns are the rows: tiles of `core.mr` rows, one after the other.
+pub fn left_panels(core: &Core, source: Source, k: usize, n: usize, out: &mut [u32]) {
+    let slots = core.slots(k);
+    for (p, out) in out.chunks_mut(slots * core.mr).enumerate().take(n.div_ceil(core.mr)) {
+        left_panel(core, source.from(0, p * core.mr), k, core.mr.min(n - p * core.mr), out, slots, 0);
     }
 }
 

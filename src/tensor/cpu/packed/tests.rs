@@ -11,7 +11,8 @@ fn rounded(x: &[f32]) -> Vec<f32> {
 
 fn cores() -> Vec<Core> {
     let f32s = Level::available().flat_map(|l| [Core::at(l, Format::F32), Core::at(l, Format::RoundedF32)]);
-    f32s.chain((Level::detected() >= Level::Avx512Bf16).then(|| Core::at(Level::Avx512Bf16, Format::Bf16))).collect()
+    let pairs = Level::available().filter(|level| *level >= Level::Avx512Bf16);
+    f32s.chain(pairs.map(|level| Core::at(level, Format::Bf16))).collect()
 }
 
 /// a b on packed operands, the left one as rows or as panels.
@@ -28,7 +29,7 @@ fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &
             multiply_block(core, m, n, slots, Left::rows(&left, slots), b.from(block, 0), c, n, keep);
         } else {
             let mut left = vec![0; m.div_ceil(core.mr) * core.mr * slots];
-            pack::panels(core.format, a.flipped().from(k0, 0), kk, m, core.mr, &mut left);
+            pack::left_panels(core, a.flipped().from(k0, 0), kk, m, &mut left);
             multiply_block(core, m, n, slots, Left::panels(core, &left, slots), b.from(block, 0), c, n, keep);
         }
     }
@@ -38,7 +39,7 @@ fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &
 fn every_level_and_layout_gives_the_plain_sum() {
     for core in cores() {
         for (m, n, k) in
-            [(1, 1, 1), (3, 5, 7), (13, 17, 33), (29, 70, 300), (64, 33, 513), (1, 257, 19), (25, 1, 65), (12, 32, 256)]
+            [(1, 1, 1), (3, 5, 7), (13, 17, 33), (29, 70, 300), (64, 33, 513), (1, 257, 19), (25, 1, 65), (12, 32, 256), (100, 96, 512)]
         {
             let (a, b) = (series(m * k, 0.7), series(k * n, 0.3));
             let (ra, rb) = if core.format == Format::F32 { (a.clone(), b.clone()) } else { (rounded(&a), rounded(&b)) };
