@@ -56,7 +56,11 @@ pub fn sum_over_rows_with(
     let (total, others) = partials.split_at_mut(width);
     vectorised(
         #[inline(always)]
-        || others.chunks(width).for_each(|part| add_inline(total, part)),
+        || {
+            for part in others.chunks(width) {
+                add_inline(total, part);
+            }
+        },
     );
     total.iter().enumerate().for_each(|(i, sum)| out(i, *sum));
 }

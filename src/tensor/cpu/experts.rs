@@ -115,7 +115,9 @@ pub fn forward(cpu: &Cpu, h_buf: &Buf, routing: &Routing, experts: &[Buf], skip:
             // SAFETY: every row stands in the order once.
             let out = unsafe { all_out.range(*t as usize * d, d) };
             let p = routing.prob[*t as usize];
-            out.iter_mut().zip(y).for_each(|(out, y)| *out = p * y);
+            for (out, y) in out.iter_mut().zip(y) {
+                *out = p * y;
+            }
         }
     });
     skip_forward(h_buf, routing, shape.num, skip, &mut out);
@@ -254,7 +256,9 @@ pub fn backward(
                             d_gate[j] = da * up[j] * sig * (1.0 + gate[j] * (1.0 - sig));
                             d_up[j] = da * gate[j] * sig;
                         }
-                        rows_dy[i * d..][..d].iter_mut().for_each(|v| *v *= p);
+                        for v in &mut rows_dy[i * d..][..d] {
+                            *v *= p;
+                        }
                     }
                 },
             );

@@ -358,9 +358,11 @@ impl Chunk<'_> {
                     for j in 0..right.layout.num_panels() {
                         let (column, columns) = (j * core.nr, core.nr.min(d - j * core.nr));
                         let b = right.from(k, j);
-                        for i in (i0..width.min(i0 + MC)).step_by(core.mr) {
-                            let a = Left::panels(core, &panels[i * slots..][..core.mr * slots], slots);
-                            let m = core.mr.min(width - i);
+                        // A tile at a time, while the rows of the next are brought nearer; or all, where that is one product.
+                        let at_once = if core.left_lies_in_rows() { MC } else { core.mr };
+                        for i in (i0..width.min(i0 + MC)).step_by(at_once) {
+                            let m = at_once.min(width - i);
+                            let a = Left::panels(core, &panels[i * slots..][..m.next_multiple_of(core.mr) * slots], slots);
                             for row in d_head[i * d..].chunks(d).take(m) {
                                 prefetch(&row[column + columns..d.min(column + 2 * core.nr)]);
                             }

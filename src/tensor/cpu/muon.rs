@@ -278,7 +278,7 @@ impl Work<'_> {
                 let x = unsafe { x.range(i * chunk, chunk.min(m * n - i * chunk)) };
                 vectorised(
                     #[inline(always)]
-                    || x.iter_mut().for_each(|x| *x *= inverse),
+                    || scale(x, inverse),
                 );
             });
         }
@@ -339,9 +339,10 @@ impl Work<'_> {
                 let (a, b, packed) = (next(), next(), next());
                 for _ in 0..steps {
                     self.gram(x, panels, a, threads);
-                    let of = self.operand(a, packed, threads);
+                    let of = self.operand(a, packed, [true; 2], threads);
                     self.symmetric(self.layout(), of.left, of.right, b, Then::Polynomial { identity: 0.0, of: a }, threads);
-                    self.apply(self.operand(b, packed, threads), Some(A), x, panels, threads);
+                    let sides = [!self.shape.tall, self.shape.tall];
+                    self.apply(self.operand(b, packed, sides, threads), Some(A), x, panels, threads);
                 }
             }
             Form::Gram => {
@@ -406,38 +407,42 @@ impl Work<'_> {
         });
     }
 
-    /// A symmetric matrix in the format of the products, for both sides of one.
-    fn operand<'a>(&self, x: &'a [f32], packed: &'a mut [f32], threads: &mut [f32]) -> Operand<'a> {
+    /// A symmetric matrix in the format of the products, for the sides of one that are wanted (left, right).
+    fn operand<'a>(&self, x: &'a [f32], packed: &'a mut [f32], sides: [bool; 2], threads: &mut [f32]) -> Operand<'a> {
         if self.core.format == Format::F32 {
             return Operand::same(as_slots(x));
         }
         let (from, to, nr, m) = (self.f32_layout(), self.layout(), self.core.nr, self.shape.m);
-        let in_rows = self.core.left_lies_in_rows();
         let (panels, rows) = as_slots_mut(packed).split_at_mut(to.len());
-        {
-            let (panels, rows) = (Shared::new(&mut *panels), Shared::new(&mut *rows));
+        let (num_panels, in_rows) = (to.num_panels(), self.core.left_lies_in_rows());
+        if sides[1] || !in_rows {
+            let out = Shared::new(&mut *panels);
             self.tasks(to.num_units(), threads, |unit, _| {
                 let ((source, len), (at, slots)) = (from.unit(unit), to.unit(unit));
-                let x = &x[source..source + len];
                 // SAFETY: units do not overlap.
-                let out = unsafe { panels.range(at, slots) };
-                pack::panel(self.core.format, Source::rows(x, nr), len / nr, nr, out, nr);
-                if in_rows {
-                    // Row i of the panel is a piece of the matrix's row i, and of a tile of rows.
-                    let (i0, j) = (to.block(unit / to.num_panels()).0, unit % to.num_panels() * nr);
-                    let (b, width) = (j / KC, nr.min(m - j));
-                    let slots = to.block_slots(b);
-                    for (i, x) in x.chunks(nr).enumerate() {
-                        let i = i0 + i;
-                        let at = to.offset(b, i / nr) + i % nr * slots + self.core.slots(j % KC);
-                        // SAFETY: pieces do not overlap.
-                        let out = unsafe { rows.range(at, self.core.slots(width)) };
-                        pack::rows(self.core.format, 1, width, |_| x, out);
-                    }
-                }
+                let out = unsafe { out.range(at, slots) };
+                pack::panel(self.core.format, Source::rows(&x[source..source + len], nr), len / nr, nr, out, nr);
             });
         }
-        Operand { left: if in_rows { rows } else { panels }, right: panels }
+        if !(sides[0] && in_rows) {
+            return Operand::same(panels);
+        }
+        assert!(KC.is_multiple_of(nr), "tiles of {nr} rows must not cross blocks of {KC}");
+        let out = Shared::new(&mut *rows);
+        self.tasks(to.num_units(), threads, |unit, _| {
+            // Tile i of the rows, as far as the columns of block b: a row of a panel is a piece of one of the matrix.
+            let (b, i) = (unit / num_panels, unit % num_panels);
+            let ((at, len), (k0, k), slots) = (to.unit(unit), to.block(b), to.block_slots(b));
+            // SAFETY: units do not overlap.
+            let out = unsafe { out.range(at, len) };
+            for j in (0..k).step_by(nr) {
+                let tile = &x[from.offset(i * nr / KC, (k0 + j) / nr) + i * nr % KC * nr..];
+                let row = |r: usize| &tile[r * nr..];
+                let out = &mut out[self.core.slots(j)..];
+                pack::rows_at(self.core.format, nr.min(m - i * nr), nr.min(k - j), row, out, slots);
+            }
+        });
+        Operand { left: rows, right: panels }
     }
 
     /// `out = leftᵀ right`, which is known to be symmetric: both are a `[k, m]` matrix, as `pack_left` and `pack` leave it (the same,
@@ -447,7 +452,9 @@ impl Work<'_> {
         assert!(KC.is_multiple_of(nr), "tiles of {nr} rows must not cross blocks of {KC}");
         let place = self.f32_layout();
         let (left, right) = (Panels::new(layout, left), Panels::new(layout, right));
-        let (panels, group, rows) = (layout.num_panels(), (COLUMNS / nr).max(1), (MC / nr).max(1));
+        let (panels, group) = (layout.num_panels(), (COLUMNS / nr).max(1));
+        // Tiles that are below each other in a block of the result, or such that their panels stay in the cache.
+        let rows = if core.left_lies_in_rows() { KC / nr } else { (MC / nr).max(1) };
         let height = |i: usize| nr.min(m - i * nr);
         // Where tile (i, j) begins.
         let at = |i: usize, j: usize| place.offset(i * nr / KC, j) + i * nr % KC * nr;
@@ -458,10 +465,20 @@ impl Work<'_> {
             let columns = task * group..panels.min((task + 1) * group);
             for k in 0..layout.num_blocks() {
                 let slots = layout.block_slots(k);
-                for i0 in (columns.start..panels).step_by(rows) {
+                for i0 in (columns.start / rows * rows..panels).step_by(rows) {
                     for j in columns.clone() {
                         let b = right.from(k, j);
-                        for i in i0.max(j)..panels.min(i0 + rows) {
+                        let i = i0.max(j)..panels.min(i0 + rows);
+                        if core.left_lies_in_rows() {
+                            // Tiles below each other, within a block of the result, are one product.
+                            let m = i.clone().map(height).sum();
+                            let a = Left::columns(core, left.from(k, i.start.min(panels - 1)), slots);
+                            // SAFETY: as of `tile`.
+                            let c = unsafe { out.range(at(i.start, j), m * nr) };
+                            multiply_block(core, m, height(j), slots, a, b, c, nr, k > 0);
+                            continue;
+                        }
+                        for i in i {
                             let a = Left::columns(core, left.from(k, i), slots);
                             multiply_block(core, height(i), height(j), slots, a, b, tile(i, j), nr, k > 0);
                         }
@@ -522,7 +539,7 @@ impl Work<'_> {
             if let Some(keep) = keep {
                 vectorised(
                     #[inline(always)]
-                    || x.iter_mut().for_each(|x| *x *= keep),
+                    || scale(x, keep),
                 );
             }
             for k in 0..p.layout.num_blocks() {
@@ -540,6 +557,8 @@ impl Work<'_> {
         self.pack(layout, Source::rows(x, n), panels, threads);
         let right = Panels::new(layout, panels);
         let (row_panels, group, rows) = (p.layout.num_panels(), (COLUMNS / nr).max(1), (MC / nr).max(1));
+        // Where tiles of p follow each other by rows, they are one product.
+        let at_once = if core.left_lies_in_rows() { rows } else { 1 };
         let x = Shared::new(x);
         self.tasks(layout.num_panels().div_ceil(group), threads, |task, _| {
             let columns = task * group..layout.num_panels().min((task + 1) * group);
@@ -551,7 +570,7 @@ impl Work<'_> {
                     let row = unsafe { x.range(i * n + j0, width) };
                     vectorised(
                         #[inline(always)]
-                        || row.iter_mut().for_each(|x| *x *= keep),
+                        || scale(row, keep),
                     );
                 }
             }
@@ -559,9 +578,9 @@ impl Work<'_> {
                 let slots = layout.block_slots(k);
                 for i0 in (0..row_panels).step_by(rows) {
                     for j in columns.clone() {
-                        for i in i0..row_panels.min(i0 + rows) {
+                        for i in (i0..row_panels.min(i0 + rows)).step_by(at_once) {
                             let a = Left::columns(core, p.from(k, i), slots);
-                            let (height, width) = (nr.min(m - i * nr), nr.min(n - j * nr));
+                            let (height, width) = ((at_once * nr).min(m - i * nr), nr.min(n - j * nr));
                             let accumulate = keep.is_some() || k > 0;
                             // SAFETY: the tile lies inside x; see above.
                             unsafe {
@@ -603,6 +622,13 @@ fn mix(mu: f32, grad_scale: f32, grad: &[f32], momentum: &mut [f32], x: &mut [f3
         *lane += one(*g, m, x);
     }
     lanes.iter().sum()
+}
+
+#[inline(always)]
+fn scale(x: &mut [f32], by: f32) {
+    for x in x {
+        *x *= by;
+    }
 }
 
 /// Copies what is below the diagonal of a tile of rows of `width` above it.

@@ -89,7 +89,11 @@ pub struct Saved {
 fn gelu_rows(x: &[f32], out: &mut [f32]) {
     vectorised(
         #[inline(always)]
-        || out.iter_mut().zip(x).for_each(|(out, x)| *out = gelu(*x)),
+        || {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = gelu(*x);
+            }
+        },
     );
 }
 
@@ -97,7 +101,11 @@ fn gelu_rows(x: &[f32], out: &mut [f32]) {
 fn add_bias(x: &mut [f32], bias: &[f32]) {
     vectorised(
         #[inline(always)]
-        || x.chunks_exact_mut(bias.len()).for_each(|row| add_inline(row, bias)),
+        || {
+            for row in x.chunks_exact_mut(bias.len()) {
+                add_inline(row, bias);
+            }
+        },
     );
 }
 
@@ -186,9 +194,13 @@ pub fn forward(
             let (choice, prob) = unsafe { (all_choice.range(t0, n), all_prob.range(t0, n)) };
             for (i, (logits, p)) in logits.chunks_exact(classes).zip(probs.chunks_exact_mut(classes)).enumerate() {
                 let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                p.iter_mut().zip(logits).for_each(|(p, z)| *p = exp(*z - max));
+                for (p, z) in p.iter_mut().zip(logits) {
+                    *p = exp(*z - max);
+                }
                 let sum: f32 = p.iter().sum();
-                p.iter_mut().for_each(|v| *v /= sum);
+                for v in p.iter_mut() {
+                    *v /= sum;
+                }
                 choice[i] = match pinned {
                     Some(PinnedRoutes(routes)) => routes[t0 + i],
                     None => {
@@ -359,8 +371,12 @@ fn gelu_backward_rows(x: &[f32], d: &mut [f32], sums: &mut [f32]) {
     vectorised(
         #[inline(always)]
         || {
-            d.iter_mut().zip(x).for_each(|(d, x)| *d *= gelu_derivative(*x));
-            d.chunks_exact(r).for_each(|row| add_inline(sums, row));
+            for (d, x) in d.iter_mut().zip(x) {
+                *d *= gelu_derivative(*x);
+            }
+            for row in d.chunks_exact(r) {
+                add_inline(sums, row);
+            }
         },
     );
 }

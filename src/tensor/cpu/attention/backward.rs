@@ -310,7 +310,9 @@ fn block(
     for (column, dq) in columns.iter().zip(work.dq.chunks(n.head)) {
         // SAFETY: these columns belong to the task.
         let to = unsafe { d.q.range(n.query_at(at, *column), n.head) };
-        to.iter_mut().zip(dq).for_each(|(to, dq)| *to += dq);
+        for (to, dq) in to.iter_mut().zip(dq) {
+            *to += dq;
+        }
     }
 }
 

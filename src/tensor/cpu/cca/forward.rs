@@ -89,13 +89,17 @@ pub fn forward(
                     let position = rows.position(t);
                     for (q, pre) in q[i * n.q..][..n.q].chunks_exact_mut(n.head).zip(pre_q.chunks_exact(n.head)) {
                         let by = scale * inv_norm(pre);
-                        q.iter_mut().zip(pre).for_each(|(q, x)| *q = x * by);
+                        for (q, x) in q.iter_mut().zip(pre) {
+                            *q = x * by;
+                        }
                         rope.rotate(q, position, 1.0);
                     }
                     for ((k, pre), temp) in k[i * n.k..][..n.k].chunks_exact_mut(n.head).zip(pre_k.chunks_exact(n.head)).zip(temp)
                     {
                         let by = scale * inv_norm(pre) * temp;
-                        k.iter_mut().zip(pre).for_each(|(k, x)| *k = x * by);
+                        for (k, x) in k.iter_mut().zip(pre) {
+                            *k = x * by;
+                        }
                         rope.rotate(k, position, 1.0);
                     }
                     // Values: this token's half, then the previous token's.

@@ -4,8 +4,8 @@
 //! rows; where it lies in panels, 32 rows of it are turned first. An element of C is summed in groups of 16 slots, counted
 //! from the first slot of the operands, whatever its place in a tile.
 //!
-//! The intrinsics are not in stable Rust; this is inline assembly. Every run of tiles configures the registers and releases them,
-//! so that nothing of AMX is alive outside of it.
+//! The intrinsics are not in stable Rust; this is inline assembly. Every product sets the registers up and releases them at its
+//! end: the compiler knows nothing of them, and uses none.
 
 use std::arch::asm;
 use std::mem::{MaybeUninit, offset_of};
@@ -60,6 +60,7 @@ fn system_allows() -> bool {
 }
 
 /// Arguments of `ldtilecfg`. Registers 0 to 3 are C (by rows), 4 and 5 A, 6 and 7 B.
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -90,10 +91,34 @@ impl Shapes {
     }
 }
 
+/// The registers while they are in use: set up anew when shapes change, which takes as long as a small tile.
+#[derive(Default)]
+struct Registers(Option<Shapes>);
+
+impl Registers {
+    /// # Safety
+    /// AMX is `available`.
+    unsafe fn shape(&mut self, shapes: Shapes) -> &Shapes {
+        if self.0.as_ref() != Some(&shapes) {
+            // SAFETY: the shapes are within what the processor has; nothing else uses the registers.
+            unsafe { asm!("ldtilecfg [{shapes}]", shapes = in(reg) &shapes, options(nostack, readonly)) };
+        }
+        self.0.insert(shapes)
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            // SAFETY: AMX is there.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
+    }
+}
+
 /// Tiles of one shape along a row or a column of tiles, as the assembly reads it. Steps and strides are in bytes.
-#[repr(C, align(64))]
+#[repr(C)]
 struct Run {
-    shapes: Shapes,
     a: *const u32,
     b: *const u32,
     c: *mut f32,
@@ -115,7 +140,6 @@ struct Run {
 macro_rules! run {
     ($run:expr, load: [$($load:literal)*], zero: [$($zero:literal)*], products: [$($product:literal)*], store: [$($store:literal)*]) => {
         asm!(
-            "ldtilecfg [{r}]",
             "mov {a_row}, [{r} + {A_ROW}]",
             "mov {c_row}, [{r} + {C_ROW}]",
             "mov {b_row:e}, {B_ROW}",
@@ -150,7 +174,6 @@ macro_rules! run {
             "add [{r} + {C}], {k}",
             "dec qword ptr [{r} + {TILES}]",
             "jnz 2b",
-            "tilerelease",
             r = in(reg) $run,
             a = out(reg) _, a2 = out(reg) _, b = out(reg) _, c = out(reg) _, c2 = out(reg) _, k = out(reg) _,
             a_row = out(reg) _, b_row = out(reg) _, c_row = out(reg) _,
@@ -169,9 +192,9 @@ macro_rules! run {
 
 impl Run {
     /// # Safety
-    /// AMX is `available`, and the pointers reach as far as the numbers say.
-    unsafe fn go(&mut self) {
-        let (two_rows, two_columns) = (self.shapes.rows[2] > 0, self.shapes.rows[1] > 0);
+    /// The registers have these shapes, and the pointers reach as far as the numbers say.
+    unsafe fn go(&mut self, shapes: &Shapes) {
+        let (two_rows, two_columns) = (shapes.rows[2] > 0, shapes.rows[1] > 0);
         let run = std::ptr::from_mut(self);
         // SAFETY: passed on.
         unsafe {
@@ -234,6 +257,7 @@ pub struct Product {
 /// # Safety
 /// AMX is `available`; the pointers reach as far as the numbers say, and nobody else touches C meanwhile.
 pub unsafe fn multiply(p: Product) {
+    let mut registers = Registers::default();
     let mut turned = MaybeUninit::<Turned>::uninit();
     let turned = turned.as_mut_ptr().cast::<u32>();
     // SAFETY (of all below): rows and slots are inside the operands, by the caller's word.
@@ -248,11 +272,12 @@ pub unsafe fn multiply(p: Product) {
                 // One panel: down the rows.
                 let whole = p.m / MR;
                 let step = (p.a_tile_stride * 4, 0, MR * p.c_row_stride * 4);
-                part.run(&p, whole, MR, p.n, tile(0), p.a_row_stride, p.b, p.c, step);
+                part.run(&mut registers, &p, whole, MR, p.n, tile(0), p.a_row_stride, p.b, p.c, step);
                 let i = whole * MR;
-                part.run(&p, usize::from(i < p.m), p.m - i, p.n, tile(i), p.a_row_stride, p.b, p.c.add(i * p.c_row_stride), step);
+                part.run(&mut registers, &p, usize::from(i < p.m), p.m - i, p.n, tile(i), p.a_row_stride, p.b, p.c.add(i * p.c_row_stride), step);
                 continue;
             }
+            let whole = p.n / NR;
             for i in (0..p.m).step_by(MR) {
                 let m = MR.min(p.m - i);
                 let (a, a_row) = if p.a_slot_stride == 1 {
@@ -262,11 +287,10 @@ pub unsafe fn multiply(p: Product) {
                     (turned.cast_const(), TURNED)
                 };
                 let c = p.c.add(i * p.c_row_stride);
-                let whole = p.n / NR;
                 let step = (0, p.slots * NR * 4, NR * 4);
-                part.run(&p, whole, m, NR, a, a_row, p.b, c, step);
+                part.run(&mut registers, &p, whole, m, NR, a, a_row, p.b, c, step);
                 let j = whole * NR;
-                part.run(&p, usize::from(j < p.n), m, p.n - j, a, a_row, p.b.add(j * p.slots), c.add(j), step);
+                part.run(&mut registers, &p, usize::from(j < p.n), m, p.n - j, a, a_row, p.b.add(j * p.slots), c.add(j), step);
             }
         }
     }
@@ -289,6 +313,7 @@ impl Part {
     #[allow(clippy::too_many_arguments)]
     unsafe fn run(
         self,
+        registers: &mut Registers,
         p: &Product,
         tiles: usize,
         m: usize,
@@ -307,8 +332,9 @@ impl Part {
             if groups == 0 || slots == 0 {
                 continue;
             }
+            // SAFETY: AMX is available.
+            let shapes = unsafe { registers.shape(Shapes::new(m, n, slots)) };
             let mut run = Run {
-                shapes: Shapes::new(m, n, slots),
                 // SAFETY: inside the operands, as the caller says.
                 a: unsafe { a.add(first) },
                 b: unsafe { b.add((self.from + first) * NR) },
@@ -325,7 +351,7 @@ impl Part {
                 keep: usize::from(self.keep || first > 0),
             };
             // SAFETY: passed on.
-            unsafe { run.go() };
+            unsafe { run.go(shapes) };
         }
     }
 }

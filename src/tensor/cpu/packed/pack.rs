@@ -167,19 +167,23 @@ fn panel_across(format: Format, source: Source, k: usize, width: usize, out: &mu
     }
 }
 
-/// Packs `m` contiguous-inner rows of `k` numbers: `out[r * slots + s]`. `row(r)` gives the numbers of row r.
+/// Packs `m` contiguous-inner rows of `k` numbers: `out[r * slots + s]`. `row(r)` gives the numbers of row r, or more.
 pub fn rows<'a>(format: Format, m: usize, k: usize, row: impl Fn(usize) -> &'a [f32], out: &mut [u32]) {
-    let slots = k.div_ceil(format.per_slot());
+    rows_at(format, m, k, row, out, k.div_ceil(format.per_slot()));
+}
+
+/// As `rows`, with `stride` slots from one row to the next; what lies between is left as it is.
+pub fn rows_at<'a>(format: Format, m: usize, k: usize, row: impl Fn(usize) -> &'a [f32], out: &mut [u32], stride: usize) {
     #[cfg(target_arch = "x86_64")]
     if packs_pairs(format) {
-        for (r, out) in out.chunks_mut(slots).enumerate().take(m) {
+        for (r, out) in out.chunks_mut(stride).enumerate().take(m) {
             // SAFETY: the processor has the instructions.
             unsafe { super::pairs::row(&row(r)[..k], out) };
         }
         return;
     }
     with_format!(format, F => vectorised(#[inline(always)] || {
-        for (r, out) in out.chunks_mut(slots).enumerate().take(m) {
+        for (r, out) in out.chunks_mut(stride).enumerate().take(m) {
             pack_row(F, &row(r)[..k], out);
         }
     }));
