@@ -56,6 +56,7 @@ fn features() -> Vec<&'static str> {
         ("avx512bw", is_x86_feature_detected!("avx512bw")),
         ("avx512vl", is_x86_feature_detected!("avx512vl")),
         ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+        ("amx_bf16", crate::tensor::cpu::packed::amx::available()),
     ];
     found.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect()
 }

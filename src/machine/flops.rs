@@ -4,6 +4,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use super::{Peak, best};
+#[cfg(target_arch = "x86_64")]
+use crate::tensor::cpu::packed::amx;
 
 /// A loop of multiply-adds, on the widest units that were found.
 #[derive(Clone, Copy)]
@@ -20,6 +22,9 @@ const CHAINS: usize = 12;
 /// `x = x * FACTOR + TERM` converges, so that no chain overflows or becomes subnormal.
 const FACTOR: f32 = 0.75;
 const TERM: f32 = 0.5;
+/// Both as bfloat16.
+#[cfg(target_arch = "x86_64")]
+const HALVES: (u16, u16) = ((FACTOR.to_bits() >> 16) as u16, (TERM.to_bits() >> 16) as u16);
 
 pub(super) fn f32_kernel() -> Kernel {
     #[cfg(target_arch = "x86_64")]
@@ -38,6 +43,13 @@ pub(super) fn f32_kernel() -> Kernel {
 
 /// None without an instruction for bf16 products.
 pub(super) fn bf16_kernel() -> Option<Kernel> {
+    #[cfg(target_arch = "x86_64")]
+    if amx::available() {
+        const { assert!(amx::PRODUCTS == CHAINS) };
+        // SAFETY: AMX is there.
+        let run = |n| unsafe { amx::products_of_registers(n, black_box(HALVES.0), black_box(HALVES.1)) };
+        return Some(kernel("AMX tdpbf16ps", amx::PRODUCT_FLOPS, run));
+    }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
         // Each of 16 lanes sums two products. SAFETY: both features were found.
@@ -146,7 +158,9 @@ mod tests {
             }
         }
         if let Some(k) = bf16_kernel() {
-            assert_eq!((k.run)(3), CHAINS as f32 * 3.0 * 2.0 * 0.375);
+            // An element of a sum takes two numbers at a time, or with AMX a row of 32.
+            let products = if k.name.starts_with("AMX") { 32.0 } else { 2.0 };
+            assert_eq!((k.run)(3), CHAINS as f32 * 3.0 * products * 0.375);
         }
     }
 }

@@ -201,3 +201,38 @@ pub fn weight_gradient_alone_scratch(core: &Core, tokens: usize, o: usize, i: us
     let t = tokens.min(KC);
     core.slots(t) * o.div_ceil(core.mr) * core.mr + Layout::new(core, t, i).len()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::cpu::test_support::{all_cores, on, series};
+
+    /// Tiles, tasks and blocks of tokens of every kernel begin inside these shapes.
+    #[test]
+    fn weight_gradients_are_sums_over_tokens() {
+        for core in all_cores() {
+            for (tokens, o, i) in [(1, 1, 1), (50, 70, 40), (600, 130, 100), (257, 200, 33), (2100, 49, 65)] {
+                let (x, dy) = (series(tokens * i, 1), series(tokens * o, 2));
+                let taken = |v: &f32| pack::as_multiplied(core.format, *v) as f64;
+                let expected = |row: usize, col: usize| -> f64 {
+                    (0..tokens).map(|t| taken(&dy[t * o + row]) * taken(&x[t * i + col])).sum()
+                };
+                let mut together = vec![1.0; o * i];
+                on(3, || {
+                    let mut scratch = vec![f32::NAN; weight_gradient_scratch(&core, tokens, o, i)];
+                    weight_gradient(&core, &x, &dy, o, i, &mut together, &mut scratch);
+                });
+                let mut alone = vec![1.0; o * i];
+                let mut scratch = vec![f32::NAN; weight_gradient_alone_scratch(&core, tokens, o, i)];
+                weight_gradient_alone(&core, &x, &dy, o, i, &mut alone, &mut scratch);
+                for (at, (a, b)) in together.iter().zip(&alone).enumerate() {
+                    let sum = 1.0 + expected(at / i, at % i);
+                    for got in [a, b] {
+                        let close = (*got as f64 - sum).abs() < 1e-4 * (1.0 + (tokens as f64).sqrt());
+                        assert!(close, "{:?} {tokens} x {o} x {i}, row {} column {}: {got} not {sum}", core, at / i, at % i);
+                    }
+                }
+            }
+        }
+    }
+}

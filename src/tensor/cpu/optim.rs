@@ -19,8 +19,8 @@ pub fn sq_norm(x: &[f32]) -> f64 {
                 let mut lanes = [0f64; 16];
                 let (blocks, rest) = x[range].as_chunks::<16>();
                 for block in blocks {
-                    for (lane, v) in lanes.iter_mut().zip(block) {
-                        *lane += *v as f64 * *v as f64;
+                    for l in 0..16 {
+                        lanes[l] += block[l] as f64 * block[l] as f64;
                     }
                 }
                 for (lane, v) in lanes.iter_mut().zip(rest) {

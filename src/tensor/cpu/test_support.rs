@@ -1,6 +1,7 @@
 //! What tests of several kernels need.
 
-use super::packed::{Core, Layout, Source, pack_all};
+use super::level::Level;
+use super::packed::{Core, Format, Layout, Source, pack_all};
 use crate::tensor::backend::{Batch, Chunks};
 
 /// Numbers that look random, from -1 to 1.
@@ -18,6 +19,15 @@ pub fn series(n: usize, seed: u32) -> Vec<f32> {
 /// Runs `f` on a pool of so many threads.
 pub fn on<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     super::par::pool(Some(threads)).unwrap().install(f)
+}
+
+/// Every kernel of this machine, with every format it has.
+pub fn all_cores() -> Vec<Core> {
+    let formats = |level: Level| {
+        let pairs = (level >= Level::Avx512Bf16).then_some(Format::Bf16);
+        [Format::F32, Format::RoundedF32].into_iter().chain(pairs).map(move |format| Core::at(level, format))
+    };
+    Level::available().flat_map(formats).collect()
 }
 
 /// `source` `[k, n]` as a packed right operand, in room that held something else.

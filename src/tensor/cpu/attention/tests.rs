@@ -1,7 +1,7 @@
 mod chunks;
 mod tree;
 
-use super::super::level::Level;
+use super::super::test_support::all_cores;
 use super::super::packed::Format;
 use super::*;
 use crate::tensor::backend::Qkv;
@@ -186,16 +186,7 @@ fn cases() -> Vec<(&'static str, Case)> {
 }
 
 fn cores(format: Format) -> Vec<Core> {
-    match format {
-        Format::Bf16 => {
-            Level::available().filter(|level| *level >= Level::Avx512Bf16).map(|level| Core::at(level, format)).collect()
-        }
-        _ => Level::available().map(|level| Core::at(level, format)).collect(),
-    }
-}
-
-fn all_cores() -> Vec<Core> {
-    [Format::F32, Format::RoundedF32, Format::Bf16].into_iter().flat_map(cores).collect()
+    all_cores().into_iter().filter(|core| core.format == format).collect()
 }
 
 #[test]

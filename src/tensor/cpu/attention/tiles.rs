@@ -122,9 +122,10 @@ fn first<const W: usize>(row: &[f32]) -> &[f32; W] {
 pub fn probabilities(tile: &mut [f32], scale: f32, lse: &[f32]) {
     let (lse, _) = lse.as_chunks::<STEP>();
     for row in tile.chunks_exact_mut(COLS) {
-        for (p, lse) in row.as_chunks_mut::<STEP>().0.iter_mut().zip(lse) {
+        let (row, _) = row.as_chunks_mut::<STEP>();
+        for s in 0..lse.len() {
             for i in 0..STEP {
-                p[i] = exp_of_score(p[i] * scale - lse[i]);
+                row[s][i] = exp_of_score(row[s][i] * scale - lse[s][i]);
             }
         }
     }
@@ -134,8 +135,9 @@ pub fn probabilities(tile: &mut [f32], scale: f32, lse: &[f32]) {
 #[inline(always)]
 pub fn score_gradients(p: &[f32], ds: &mut [f32], delta: &[f32], slope: &[f32]) {
     for (p, ds) in p.chunks_exact(COLS).zip(ds.chunks_exact_mut(COLS)) {
-        for ((ds, p), (delta, slope)) in ds.iter_mut().zip(p).zip(delta.iter().zip(slope)) {
-            *ds = p * (*ds - delta) * slope;
+        let (p, ds, slope) = (&p[..delta.len()], &mut ds[..delta.len()], &slope[..delta.len()]);
+        for i in 0..delta.len() {
+            ds[i] = p[i] * (ds[i] - delta[i]) * slope[i];
         }
     }
 }

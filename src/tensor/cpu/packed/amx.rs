@@ -296,6 +296,54 @@ pub unsafe fn multiply(p: Product) {
     }
 }
 
+/// Products of registers alone, to measure how fast the units are: `PRODUCTS` in each iteration, of tiles full of `a` and `b`
+/// (bfloat16 bits). One number of the sum.
+///
+/// # Safety
+/// AMX is `available`.
+pub unsafe fn products_of_registers(iterations: u64, a: u16, b: u16) -> f32 {
+    let [a, b] = [a, b].map(|x| [x; SIDE * SIDE * 2]);
+    let mut sums = [[0f32; SIDE * SIDE]; 4];
+    let mut registers = Registers::default();
+    // SAFETY: the arrays are whole tiles.
+    unsafe {
+        registers.shape(Shapes::new(MR, NR, SIDE));
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tileloadd tmm4, [{a} + {row}]", "tileloadd tmm5, [{a} + {row}]",
+            "tileloadd tmm6, [{b} + {row}]", "tileloadd tmm7, [{b} + {row}]",
+            "test {n}, {n}",
+            "jz 3f",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {n}",
+            "jnz 2b",
+            "3:",
+            "tilestored [{c} + {row}], tmm0", "tilestored [{c} + {row} + 1024], tmm1",
+            "tilestored [{c} + {row} + 2048], tmm2", "tilestored [{c} + {row} + 3072], tmm3",
+            a = in(reg) a.as_ptr(),
+            b = in(reg) b.as_ptr(),
+            c = in(reg) sums.as_mut_ptr(),
+            row = in(reg) SIDE * 4,
+            n = inout(reg) iterations => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+    sums.iter().map(|sum| sum[0]).sum()
+}
+
+/// Of `products_of_registers`, in an iteration.
+pub const PRODUCTS: usize = 12;
+/// FLOP of one.
+pub const PRODUCT_FLOPS: usize = SIDE * SIDE * 2 * SIDE * 2;
+
 /// A part of the inner dimension.
 #[derive(Clone, Copy)]
 struct Part {

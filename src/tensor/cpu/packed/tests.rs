@@ -1,5 +1,5 @@
 use super::*;
-use crate::tensor::cpu::test_support::pack_right;
+use crate::tensor::cpu::test_support::{all_cores, pack_right};
 
 fn series(n: usize, step: f32) -> Vec<f32> {
     (0..n).map(|i| ((i as f32 * step).sin() * 3.0).fract()).collect()
@@ -7,12 +7,6 @@ fn series(n: usize, step: f32) -> Vec<f32> {
 
 fn rounded(x: &[f32]) -> Vec<f32> {
     x.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect()
-}
-
-fn cores() -> Vec<Core> {
-    let f32s = Level::available().flat_map(|l| [Core::at(l, Format::F32), Core::at(l, Format::RoundedF32)]);
-    let pairs = Level::available().filter(|level| *level >= Level::Avx512Bf16);
-    f32s.chain(pairs.map(|level| Core::at(level, Format::Bf16))).collect()
 }
 
 /// a b on packed operands, the left one as rows or as panels.
@@ -37,7 +31,7 @@ fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &
 
 #[test]
 fn every_level_and_layout_gives_the_plain_sum() {
-    for core in cores() {
+    for core in all_cores() {
         for (m, n, k) in
             [(1, 1, 1), (3, 5, 7), (13, 17, 33), (29, 70, 300), (64, 33, 513), (1, 257, 19), (25, 1, 65), (12, 32, 256), (100, 96, 512)]
         {
@@ -72,7 +66,7 @@ fn every_level_and_layout_gives_the_plain_sum() {
 
 #[test]
 fn the_place_in_a_tile_does_not_change_a_bit() {
-    for core in cores() {
+    for core in all_cores() {
         let (m, n, k) = (31, 45, 70);
         let (a, b) = (series(m * k, 0.71), series(k * n, 0.37));
         let mut whole = vec![0.0; m * n];
