@@ -1,6 +1,7 @@
 """The training step, side by side: which peers there are, how each is tuned, and the alternating rounds."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -61,6 +62,8 @@ class Bench:
         result = run_json([self.python, str(TORCH_SIDE / "train_worker.py"), json.dumps(spec)], env, self.args.timeout)
         if "hopeless_s" in result:
             raise Failed(f"hopeless: a step takes {result['hopeless_s']:.1f} s or more, {result['hopeless_s'] / self.fastest_step_s:.0f} times the fastest")
+        if not all(map(math.isfinite, result["losses"])):
+            raise Failed(f"its losses are no numbers: {result['losses']}")
         step_s = sorted(result["step_s"])[len(result["step_s"]) // 2]
         self.fastest_step_s = min(step_s, self.fastest_step_s or step_s)
         return result
