@@ -22,8 +22,9 @@ pub fn examine() -> Vec<Finding> {
         line("processor", format!("{}, {} processors for this process", cpu.name, cpu.processors)),
         match level {
             Level::Avx512Bf16 | Level::Amx => line("instructions", level.name().into()),
-            _ => line("instructions", level.name().into())
-                .advise("no bfloat16 instructions (AVX512-BF16, AMX): train.precision = \"f32\" is the faster one on this processor"),
+            _ => line("instructions", level.name().into()).advise(
+                "no bfloat16 instructions (AVX512-BF16, AMX): train.precision = \"f32\" is the faster one on this processor",
+            ),
         },
     ];
     let memory = match (cpu.memory_bytes, machine::available_memory()) {

@@ -65,12 +65,12 @@ fn kernel(name: &'static str, flops_per_instruction: usize, run: fn(u64) -> f32)
 /// GFLOP/s of one thread, and of all threads of the pool together, each over its own CPU time: what it loses to other
 /// programs does not count, and what it loses to a thread that shares its core does.
 pub(super) fn peak(kernel: Kernel, time: Duration) -> Peak {
-    // A few milliseconds.
-    const ITERATIONS: u64 = 1 << 21;
+    // A few milliseconds; a tile's product takes some 32 times as long as a vector's.
+    let iterations: u64 = if kernel.flops_per_iteration < 1e5 { 1 << 21 } else { 1 << 16 };
     let one = || {
         let started = thread_cpu_seconds();
-        black_box((kernel.run)(ITERATIONS));
-        ITERATIONS as f64 * kernel.flops_per_iteration / (thread_cpu_seconds() - started).max(1e-9) / 1e9
+        black_box((kernel.run)(iterations));
+        iterations as f64 * kernel.flops_per_iteration / (thread_cpu_seconds() - started).max(1e-9) / 1e9
     };
     Peak { one_thread: best(time, one), all_threads: best(time, || rayon::broadcast(|_| one()).iter().sum()) }
 }

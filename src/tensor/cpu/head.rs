@@ -353,16 +353,20 @@ impl Chunk<'_> {
                         pack::left_panel(core, source, m, core.mr.min(width - p * core.mr), panel, slots, core.slots(g));
                     }
                 }
+                if core.left_lies_in_rows() {
+                    // AMX keeps a tile of entries while y passes by.
+                    let a = Left::panels(core, panels, slots);
+                    multiply_block(core, width, d, slots, a, right.from(k, 0), d_head, d, true);
+                    continue;
+                }
                 // MC entries at a time: their panels stay in the second-level cache while y passes by.
                 for i0 in (0..width).step_by(MC) {
                     for j in 0..right.layout.num_panels() {
                         let (column, columns) = (j * core.nr, core.nr.min(d - j * core.nr));
                         let b = right.from(k, j);
-                        // A tile at a time, while the rows of the next are brought nearer; or all, where that is one product.
-                        let at_once = if core.left_lies_in_rows() { MC } else { core.mr };
-                        for i in (i0..width.min(i0 + MC)).step_by(at_once) {
-                            let m = at_once.min(width - i);
-                            let a = Left::panels(core, &panels[i * slots..][..m.next_multiple_of(core.mr) * slots], slots);
+                        for i in (i0..width.min(i0 + MC)).step_by(core.mr) {
+                            let a = Left::panels(core, &panels[i * slots..][..core.mr * slots], slots);
+                            let m = core.mr.min(width - i);
                             for row in d_head[i * d..].chunks(d).take(m) {
                                 prefetch(&row[column + columns..d.min(column + 2 * core.nr)]);
                             }
@@ -426,7 +430,9 @@ impl Chunk<'_> {
             let (r0, p0) = (task / pieces * DY_ROWS, task % pieces * step);
             let (m, j0) = (DY_ROWS.min(n - r0), p0 * core.nr);
             let columns = (step * core.nr).min(d - j0);
-            let calls = columns.div_ceil(core.nr);
+            // AMX keeps a tile of rows while panels pass by, the others a panel while rows do.
+            let at_once = if core.left_lies_in_rows() { MOST_COLS } else { core.nr };
+            let calls = columns.div_ceil(at_once);
             // MC of the task's rows in a block of the vocabulary.
             let left = |b: usize, i: usize| {
                 let slots = backward.layout.block_slots(b);
@@ -443,9 +449,9 @@ impl Chunk<'_> {
                     };
                     let mut ahead = next.chunks(next.len().div_ceil(calls).max(1));
                     let a = Left::rows(left(b, i), slots);
-                    for j in (0..columns).step_by(core.nr) {
+                    for j in (0..columns).step_by(at_once) {
                         prefetch(ahead.next().unwrap_or_default());
-                        let (panel, width) = (backward.from(b, p0 + j / core.nr), core.nr.min(columns - j));
+                        let (panel, width) = (backward.from(b, p0 + j / core.nr), at_once.min(columns - j));
                         let c = &mut tile[i * columns + j..];
                         multiply_block(core, MC.min(m - i), width, slots, a, panel, c, columns, b > 0);
                     }

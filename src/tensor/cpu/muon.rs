@@ -514,7 +514,11 @@ impl Work<'_> {
     /// `x <- p x`, or `x <- keep x + p x`, with p packed and symmetric. `panels` is room for x packed.
     fn apply(&self, p: Operand, keep: Option<f32>, x: &mut [f32], panels: &mut [u32], threads: &mut [f32]) {
         let side = |side| Panels::new(self.layout(), side);
-        if self.shape.tall { self.apply_right(side(p.right), keep, x, threads) } else { self.apply_left(side(p.left), keep, x, panels, threads) }
+        if self.shape.tall {
+            self.apply_right(side(p.right), keep, x, threads)
+        } else {
+            self.apply_left(side(p.left), keep, x, panels, threads)
+        }
     }
 
     /// x is `[n, m]`: some rows a task, which are packed before they are overwritten.

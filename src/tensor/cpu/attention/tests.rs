@@ -1,8 +1,8 @@
 mod chunks;
 mod tree;
 
-use super::super::test_support::all_cores;
 use super::super::packed::Format;
+use super::super::test_support::all_cores;
 use super::*;
 use crate::tensor::backend::Qkv;
 

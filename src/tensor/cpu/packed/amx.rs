@@ -152,6 +152,8 @@ macro_rules! run {
             "add {a2}, {a}",
             "mov {b}, [{r} + {B}]",
             "mov {k}, [{r} + {GROUPS}]",
+            "mov {next}, {c}",
+            "add {next}, [{r} + {C_STEP}]",
             "cmp qword ptr [{r} + {KEEP}], 0",
             "je 3f",
             $($load,)*
@@ -160,6 +162,19 @@ macro_rules! run {
             $($zero,)*
             "4:",
             $($product,)*
+            // Four rows of the next tile of C come nearer.
+            "prefetchw [{next}]",
+            "prefetchw [{next} + 64]",
+            "add {next}, {c_row}",
+            "prefetchw [{next}]",
+            "prefetchw [{next} + 64]",
+            "add {next}, {c_row}",
+            "prefetchw [{next}]",
+            "prefetchw [{next} + 64]",
+            "add {next}, {c_row}",
+            "prefetchw [{next}]",
+            "prefetchw [{next} + 64]",
+            "add {next}, {c_row}",
             "add {a}, {STEP}",
             "add {a2}, {STEP}",
             "add {b}, {STEP} * {NR}",
@@ -175,7 +190,7 @@ macro_rules! run {
             "dec qword ptr [{r} + {TILES}]",
             "jnz 2b",
             r = in(reg) $run,
-            a = out(reg) _, a2 = out(reg) _, b = out(reg) _, c = out(reg) _, c2 = out(reg) _, k = out(reg) _,
+            a = out(reg) _, a2 = out(reg) _, b = out(reg) _, c = out(reg) _, c2 = out(reg) _, k = out(reg) _, next = out(reg) _,
             a_row = out(reg) _, b_row = out(reg) _, c_row = out(reg) _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -274,7 +289,18 @@ pub unsafe fn multiply(p: Product) {
                 let step = (p.a_tile_stride * 4, 0, MR * p.c_row_stride * 4);
                 part.run(&mut registers, &p, whole, MR, p.n, tile(0), p.a_row_stride, p.b, p.c, step);
                 let i = whole * MR;
-                part.run(&mut registers, &p, usize::from(i < p.m), p.m - i, p.n, tile(i), p.a_row_stride, p.b, p.c.add(i * p.c_row_stride), step);
+                part.run(
+                    &mut registers,
+                    &p,
+                    usize::from(i < p.m),
+                    p.m - i,
+                    p.n,
+                    tile(i),
+                    p.a_row_stride,
+                    p.b,
+                    p.c.add(i * p.c_row_stride),
+                    step,
+                );
                 continue;
             }
             let whole = p.n / NR;

@@ -15,9 +15,9 @@ mod panels;
 mod turn;
 
 pub use pack::Source;
+pub use panels::{Layout, Panels, pack_all, pack_on_threads, pack_unit};
 #[cfg(target_arch = "x86_64")]
 pub use turn::turn;
-pub use panels::{Layout, Panels, pack_all, pack_on_threads, pack_unit};
 
 use super::level::Level;
 use micro::{MicroKernel, Tile};

@@ -100,14 +100,14 @@ pub unsafe fn panel(source: Source, k: usize, width: usize, out: &mut [u32], out
         let columns = LANES.min(width.saturating_sub(j0));
         for s0 in (0..slots).step_by(LANES) {
             let mut block = [_mm512_setzero_si512(); LANES];
-            for j in 0..columns {
+            for (j, column) in block.iter_mut().enumerate().take(columns) {
                 // SAFETY: column j0 + j from number 2 s0 on.
-                block[j] = unsafe { along(x.add((j0 + j) * source.col_stride + 2 * s0), k - 2 * s0) };
+                *column = unsafe { along(x.add((j0 + j) * source.col_stride + 2 * s0), k - 2 * s0) };
             }
             block = turn_block(block);
-            for s in 0..LANES.min(slots - s0) {
+            for (s, row) in block.into_iter().enumerate().take(slots - s0) {
                 // SAFETY: row s0 + s of the panel.
-                unsafe { _mm512_mask_storeu_epi32(out.add((s0 + s) * out_width + j0).cast(), first(out_width - j0), block[s]) };
+                unsafe { _mm512_mask_storeu_epi32(out.add((s0 + s) * out_width + j0).cast(), first(out_width - j0), row) };
             }
         }
     }
@@ -127,17 +127,17 @@ pub unsafe fn turned_rows(source: Source, k: usize, width: usize, out: &mut [u32
         for s0 in (0..slots).step_by(LANES) {
             let (columns, height) = (LANES.min(width - j0), LANES.min(slots - s0));
             let mut block = [_mm512_setzero_si512(); LANES];
-            for i in 0..height {
+            for (i, pairs) in block.iter_mut().enumerate().take(height) {
                 let at = 2 * (s0 + i);
                 let x = source.data.as_ptr().wrapping_add(at * source.row_stride + j0);
                 // SAFETY: `check`.
-                block[i] = unsafe { across(x, source.row_stride, at + 1 < k, columns) };
+                *pairs = unsafe { across(x, source.row_stride, at + 1 < k, columns) };
             }
             block = turn_block(block);
-            for j in 0..columns {
+            for (j, row) in block.into_iter().enumerate().take(columns) {
                 // SAFETY: the assertion above.
                 unsafe {
-                    _mm512_mask_storeu_epi32(out.as_mut_ptr().add((j0 + j) * stride + s0).cast(), first(height), block[j]);
+                    _mm512_mask_storeu_epi32(out.as_mut_ptr().add((j0 + j) * stride + s0).cast(), first(height), row);
                 }
             }
         }

@@ -32,9 +32,17 @@ fn product(core: &Core, m: usize, n: usize, k: usize, a: Source, b: Source, c: &
 #[test]
 fn every_level_and_layout_gives_the_plain_sum() {
     for core in all_cores() {
-        for (m, n, k) in
-            [(1, 1, 1), (3, 5, 7), (13, 17, 33), (29, 70, 300), (64, 33, 513), (1, 257, 19), (25, 1, 65), (12, 32, 256), (100, 96, 512)]
-        {
+        for (m, n, k) in [
+            (1, 1, 1),
+            (3, 5, 7),
+            (13, 17, 33),
+            (29, 70, 300),
+            (64, 33, 513),
+            (1, 257, 19),
+            (25, 1, 65),
+            (12, 32, 256),
+            (100, 96, 512),
+        ] {
             let (a, b) = (series(m * k, 0.7), series(k * n, 0.3));
             let (ra, rb) = if core.format == Format::F32 { (a.clone(), b.clone()) } else { (rounded(&a), rounded(&b)) };
             let at: Vec<f32> = (0..k * m).map(|x| a[x % m * k + x / m]).collect();

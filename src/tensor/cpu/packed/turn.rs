@@ -15,14 +15,14 @@ pub unsafe fn turn(from: *const u32, stride: usize, columns: usize, rows: usize,
         for c in (0..columns).step_by(SIDE) {
             let (height, width) = (SIDE.min(rows - r), SIDE.min(columns - c));
             let mut block = [_mm512_setzero_si512(); SIDE];
-            for i in 0..height {
+            for (i, row) in block.iter_mut().enumerate().take(height) {
                 // SAFETY: row r + i, columns c to c + width.
-                block[i] = unsafe { _mm512_maskz_loadu_epi32(first(width), from.add((r + i) * stride + c).cast()) };
+                *row = unsafe { _mm512_maskz_loadu_epi32(first(width), from.add((r + i) * stride + c).cast()) };
             }
             block = turn_block(block);
-            for j in 0..width {
+            for (j, column) in block.into_iter().enumerate().take(width) {
                 // SAFETY: row c + j, columns r to r + height.
-                unsafe { _mm512_mask_storeu_epi32(out.add((c + j) * out_stride + r).cast(), first(height), block[j]) };
+                unsafe { _mm512_mask_storeu_epi32(out.add((c + j) * out_stride + r).cast(), first(height), column) };
             }
         }
     }
