@@ -12,6 +12,8 @@ use crate::tensor::cpu::packed::amx;
 pub(super) struct Kernel {
     pub name: &'static str,
     flops_per_iteration: f64,
+    /// That take a few milliseconds.
+    iterations: u64,
     /// Runs so many iterations; the value keeps the compiler from dropping them.
     run: fn(u64) -> f32,
 }
@@ -48,7 +50,8 @@ pub(super) fn bf16_kernel() -> Option<Kernel> {
         const { assert!(amx::PRODUCTS == CHAINS) };
         // SAFETY: AMX is there.
         let run = |n| unsafe { amx::products_of_registers(n, black_box(HALVES.0), black_box(HALVES.1)) };
-        return Some(kernel("AMX tdpbf16ps", amx::PRODUCT_FLOPS, run));
+        // A tile's product takes some 32 times as long as a vector's.
+        return Some(Kernel { iterations: 1 << 16, ..kernel("AMX tdpbf16ps", amx::PRODUCT_FLOPS, run) });
     }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
@@ -59,18 +62,16 @@ pub(super) fn bf16_kernel() -> Option<Kernel> {
 }
 
 fn kernel(name: &'static str, flops_per_instruction: usize, run: fn(u64) -> f32) -> Kernel {
-    Kernel { name, flops_per_iteration: (CHAINS * flops_per_instruction) as f64, run }
+    Kernel { name, flops_per_iteration: (CHAINS * flops_per_instruction) as f64, iterations: 1 << 21, run }
 }
 
 /// GFLOP/s of one thread, and of all threads of the pool together, each over its own CPU time: what it loses to other
 /// programs does not count, and what it loses to a thread that shares its core does.
 pub(super) fn peak(kernel: Kernel, time: Duration) -> Peak {
-    // A few milliseconds; a tile's product takes some 32 times as long as a vector's.
-    let iterations: u64 = if kernel.flops_per_iteration < 1e5 { 1 << 21 } else { 1 << 16 };
     let one = || {
         let started = thread_cpu_seconds();
-        black_box((kernel.run)(iterations));
-        iterations as f64 * kernel.flops_per_iteration / (thread_cpu_seconds() - started).max(1e-9) / 1e9
+        black_box((kernel.run)(kernel.iterations));
+        kernel.iterations as f64 * kernel.flops_per_iteration / (thread_cpu_seconds() - started).max(1e-9) / 1e9
     };
     Peak { one_thread: best(time, one), all_threads: best(time, || rayon::broadcast(|_| one()).iter().sum()) }
 }

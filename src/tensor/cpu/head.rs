@@ -350,7 +350,8 @@ impl Chunk<'_> {
                     pack::rows(core.format, m, width, |r| &group[r * BLOCK..][..width], packed);
                     for (p, panel) in panels.chunks_mut(core.mr * slots).enumerate().take(width.div_ceil(core.mr)) {
                         let source = Source::rows(group, BLOCK).from(0, p * core.mr);
-                        pack::left_panel(core, source, m, core.mr.min(width - p * core.mr), panel, slots, core.slots(g));
+                        let rows = core.mr.min(width - p * core.mr);
+                        pack::left_panel(core, source, m, rows, panel, core.mr, slots, core.slots(g));
                     }
                 }
                 if core.left_lies_in_rows() {

@@ -403,7 +403,7 @@ impl Work<'_> {
             let ((k0, k), slots) = (layout.block(b), layout.block_slots(b));
             // SAFETY: units do not overlap.
             let out = unsafe { out.range(at, len) };
-            pack::left_panel(self.core, source.from(k0, j0), k, nr.min(layout.n - j0), out, slots, 0);
+            pack::left_panel(self.core, source.from(k0, j0), k, nr.min(layout.n - j0), out, nr, slots, 0);
         });
     }
 
@@ -472,14 +472,14 @@ impl Work<'_> {
                         if core.left_lies_in_rows() {
                             // Tiles below each other, within a block of the result, are one product.
                             let m = i.clone().map(height).sum();
-                            let a = Left::columns(core, left.from(k, i.start.min(panels - 1)), slots);
+                            let a = Left::panel(core, left.from(k, i.start.min(panels - 1)), nr, slots);
                             // SAFETY: as of `tile`.
                             let c = unsafe { out.range(at(i.start, j), m * nr) };
                             multiply_block(core, m, height(j), slots, a, b, c, nr, k > 0);
                             continue;
                         }
                         for i in i {
-                            let a = Left::columns(core, left.from(k, i), slots);
+                            let a = Left::panel(core, left.from(k, i), nr, slots);
                             multiply_block(core, height(i), height(j), slots, a, b, tile(i, j), nr, k > 0);
                         }
                     }
@@ -583,7 +583,7 @@ impl Work<'_> {
                 for i0 in (0..row_panels).step_by(rows) {
                     for j in columns.clone() {
                         for i in (i0..row_panels.min(i0 + rows)).step_by(at_once) {
-                            let a = Left::columns(core, p.from(k, i), slots);
+                            let a = Left::panel(core, p.from(k, i), nr, slots);
                             let (height, width) = ((at_once * nr).min(m - i * nr), nr.min(n - j * nr));
                             let accumulate = keep.is_some() || k > 0;
                             // SAFETY: the tile lies inside x; see above.

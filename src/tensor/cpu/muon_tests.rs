@@ -1,6 +1,5 @@
 use super::*;
-use crate::tensor::cpu::level::Level;
-use crate::tensor::cpu::test_support::{on, series};
+use crate::tensor::cpu::test_support::{all_cores, on, series};
 
 fn product(m: usize, n: usize, k: usize, a: impl Fn(usize, usize) -> f64, b: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let b: Vec<f64> = (0..k * n).map(|x| b(x / n, x % n)).collect();
@@ -100,7 +99,7 @@ fn both_forms_equal_the_plain_one_in_f64() {
             let wide: Vec<f64> = u.iter().map(|u| *u as f64).collect();
             for steps in [1, 5] {
                 let exact = newton_schulz(&wide, rows, cols, steps, |x| x);
-                for core in Level::available().map(|level| Core::at(level, Format::F32)) {
+                for core in all_cores().into_iter().filter(|core| core.format == Format::F32) {
                     let error = distance(&run(&core, &u, rows, cols, steps, false), &exact);
                     let form = Shape::new(rows, cols).form(core.format, steps);
                     println!("{rows} x {cols}, {what}, {steps} steps, {form:?}: {error:.1e}");
@@ -117,7 +116,7 @@ fn bf16_products_are_those_of_rounded_numbers() {
     for (rows, cols) in SHAPES {
         let u = series(rows * cols, 9);
         let wide: Vec<f64> = u.iter().map(|u| *u as f64).collect();
-        for core in Level::available().map(|level| Core::at(level, Format::RoundedF32)).chain([Core::bf16()]) {
+        for core in all_cores().into_iter().filter(|core| core.format != Format::F32) {
             // One step, where the roundings are the same but for numbers in the middle of two.
             let error = distance(&run(&core, &u, rows, cols, 1, false), &newton_schulz(&wide, rows, cols, 1, round));
             assert!(error < 1e-3, "{rows} x {cols}, one step: {error:.1e}");

@@ -15,7 +15,7 @@ use super::super::par::{self, Shared};
 use super::super::rows::Rows;
 use super::super::scratch::cut;
 use super::tiles::{STEP, hide, probabilities, score_gradients};
-use super::{COLS, Dims, Sight, Span, Unit, gather, needs_mask, pack_turned, right_slots, turned_left, visible};
+use super::{COLS, Dims, Sight, Span, Unit, gather, needs_mask, right_slots, visible};
 use crate::tensor::backend::{AttentionShape, Qkv};
 
 /// Keys of a block; even, for pairs of numbers.
@@ -374,8 +374,8 @@ impl<'a> Tiles<'a> {
         let ds_across = if core.format.per_slot() == 1 {
             Left { row_stride: 1, slot_stride: slots, ..ds_left }
         } else {
-            pack_turned(core, Source::rows(ds, COLS), keys, width, KEYS, across);
-            turned_left(core, across, width, KEYS)
+            pack::left_panel(core, Source::rows(ds, COLS), keys, width, across, width, core.slots(KEYS), 0);
+            Left::panel(core, across, width, core.slots(KEYS))
         };
         Self { p, ds: ds_left, ds_across }
     }

@@ -7,7 +7,7 @@ use super::super::par::{self, Shared};
 use super::super::rows::Rows;
 use super::super::scratch::cut;
 use super::tiles::{bring_up_to_date, hide};
-use super::{COLS, Dims, Sight, Span, Unit, gather, needs_mask, pack_turned, right_slots, turned_left};
+use super::{COLS, Dims, Sight, Span, Unit, gather, needs_mask, right_slots};
 use crate::tensor::backend::{AttentionShape, Qkv};
 
 /// Keys of a block; even, for pairs of numbers.
@@ -168,7 +168,7 @@ fn pack_block(core: &Core, n: &Dims, x: Qkv<&[f32]>, unit: Unit, keys: std::ops:
         pack::rows(core.format, keys.len(), n.head, |r| row(x.v, r), v);
     } else {
         let values = Source::rows(&x.v[n.key_at(unit, keys.start)..], n.kv);
-        pack_turned(core, values, keys.len(), n.head, KEYS, v);
+        pack::left_panel(core, values, keys.len(), n.head, v, n.head, core.slots(KEYS), 0);
     }
 }
 
@@ -204,11 +204,11 @@ fn attend(o: &Operands, unit: usize, columns: &[usize], work: &mut Work, out: Sh
                 (k, Left::strided(&as_slots(o.x.v)[from..], 1, n.kv))
             } else {
                 pack_block(core, n, o.x, at, start..whole.to.min((block + 1) * KEYS), work.k, work.v);
-                (Left::rows(work.k, slots), turned_left(core, work.v, n.head, KEYS))
+                (Left::rows(work.k, slots), Left::panel(core, work.v, n.head, core.slots(KEYS)))
             }
         } else {
             let i = unit * n.keys.div_ceil(KEYS) + block;
-            let v = turned_left(core, &o.v[i * v_slots..], n.head, KEYS);
+            let v = Left::panel(core, &o.v[i * v_slots..], n.head, core.slots(KEYS));
             (Left::rows(&o.k[i * k_slots..], slots), v)
         };
         for (p, span) in spans.iter().enumerate().take(columns.len().div_ceil(nr)) {

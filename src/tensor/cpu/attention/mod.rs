@@ -20,8 +20,7 @@ pub use backward::{backward, backward_scratch};
 pub use forward::{forward, forward_scratch};
 pub use tree::{tree, tree_scratch};
 
-use super::packed::pack::{self, Source};
-use super::packed::{Core, Left};
+use super::packed::Core;
 use super::rows::Rows;
 use crate::tensor::backend::AttentionShape;
 
@@ -156,20 +155,6 @@ fn gather(n: &Dims, unit: Unit, columns: &[usize], from: &[f32], to: &mut [f32])
     for (column, to) in columns.iter().zip(to.chunks_mut(n.head)) {
         to.copy_from_slice(&from[n.query_at(unit, *column)..][..n.head]);
     }
-}
-
-/// Packs `k` rows of `source`, `width` columns, pairs along the rows, for `turned_left`: room for `most` rows in `out`.
-fn pack_turned(core: &Core, source: Source, k: usize, width: usize, most: usize, out: &mut [u32]) {
-    if core.left_lies_in_rows() {
-        pack::left_panel(core, source, k, width, out, core.slots(most), 0);
-    } else {
-        pack::panel(core.format, source, k, width, out, width);
-    }
-}
-
-/// The left operand whose rows are the columns of what `pack_turned` packed.
-fn turned_left<'a>(core: &Core, packed: &'a [u32], width: usize, most: usize) -> Left<'a> {
-    if core.left_lies_in_rows() { Left::strided(packed, core.slots(most), 1) } else { Left::strided(packed, 1, width) }
 }
 
 /// Slots of a packed right operand.

@@ -9,7 +9,7 @@ use super::super::packed::{Core, Format, Left, as_slots, as_slots_mut, multiply_
 use super::super::par::{self, Shared};
 use super::super::scratch::cut;
 use super::tiles::{bring_up_to_date, hide_key};
-use super::{COLS, Sight, Span, pack_turned, right_slots, turned_left};
+use super::{COLS, Sight, Span, right_slots};
 use crate::tensor::backend::{AttentionShape, Qkv};
 use crate::tensor::tree::{Segment, Tree};
 
@@ -148,9 +148,9 @@ fn block<'a>(
         for (value, row) in values.chunks_exact_mut(head).zip(&*rows) {
             value.copy_from_slice(&o.x.v[at(*row)..][..head]);
         }
-        pack_turned(o.core, Source::rows(values, head), n, head, KEYS, v);
+        pack::left_panel(o.core, Source::rows(values, head), n, head, v, head, o.core.slots(KEYS), 0);
     }
-    (Left::rows(k, slots), turned_left(o.core, v, head, KEYS))
+    (Left::rows(k, slots), Left::panel(o.core, v, head, o.core.slots(KEYS)))
 }
 
 fn attend(o: &Operands, s: &Segment, task: Task, work: &mut Work, out: Shared<f32>) {

@@ -1,14 +1,14 @@
 //! Products of bfloat16 on Intel's AMX: tiles of 16 rows of 16 slots, multiplied 16 by 16 in one instruction.
 //!
 //! A tile of C is 32 by 32 numbers, four registers; a panel of B is what AMX wants as it stands. The left operand has to lie in
-//! rows; where it lies in panels, 32 rows of it are turned first. An element of C is summed in groups of 16 slots, counted
-//! from the first slot of the operands, whatever its place in a tile.
+//! rows (`pack::left_panel`). An element of C is summed in groups of 16 slots, counted from the first slot of the operands, whatever
+//! its place in a tile.
 //!
 //! The intrinsics are not in stable Rust; this is inline assembly. Every product sets the registers up and releases them at its
 //! end: the compiler knows nothing of them, and uses none.
 
 use std::arch::asm;
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::offset_of;
 use std::sync::OnceLock;
 
 pub const MR: usize = 32;
@@ -17,8 +17,6 @@ pub const NR: usize = 32;
 const SIDE: usize = 16;
 /// Slots that are summed before they are added to C.
 pub const GROUP: usize = SIDE;
-/// Slots of the left operand turned at a time: a block of `KC` numbers.
-const TURNED: usize = 128;
 
 /// Whether the processor has AMX's bfloat16 products and the system lets this process use them: Linux wants to be asked, once,
 /// for all threads.
@@ -163,18 +161,11 @@ macro_rules! run {
             "4:",
             $($product,)*
             // Four rows of the next tile of C come nearer.
+            ".rept 4",
             "prefetchw [{next}]",
             "prefetchw [{next} + 64]",
             "add {next}, {c_row}",
-            "prefetchw [{next}]",
-            "prefetchw [{next} + 64]",
-            "add {next}, {c_row}",
-            "prefetchw [{next}]",
-            "prefetchw [{next} + 64]",
-            "add {next}, {c_row}",
-            "prefetchw [{next}]",
-            "prefetchw [{next} + 64]",
-            "add {next}, {c_row}",
+            ".endr",
             "add {a}, {STEP}",
             "add {a2}, {STEP}",
             "add {b}, {STEP} * {NR}",
@@ -253,7 +244,7 @@ impl Run {
     }
 }
 
-/// Products of a block: arguments as those of `multiply_block_at`, all in numbers or slots.
+/// Products of a block: arguments as those of `multiply_block_at`, all in numbers or slots. The left operand lies in rows.
 #[derive(Clone, Copy)]
 pub struct Product {
     pub m: usize,
@@ -261,7 +252,6 @@ pub struct Product {
     pub slots: usize,
     pub a: *const u32,
     pub a_row_stride: usize,
-    pub a_slot_stride: usize,
     pub a_tile_stride: usize,
     pub b: *const u32,
     pub c: *mut f32,
@@ -273,51 +263,19 @@ pub struct Product {
 /// AMX is `available`; the pointers reach as far as the numbers say, and nobody else touches C meanwhile.
 pub unsafe fn multiply(p: Product) {
     let mut registers = Registers::default();
-    let mut turned = MaybeUninit::<Turned>::uninit();
-    let turned = turned.as_mut_ptr().cast::<u32>();
     // SAFETY (of all below): rows and slots are inside the operands, by the caller's word.
     unsafe {
         if p.slots == 0 && !p.accumulate {
             (0..p.m).for_each(|r| p.c.add(r * p.c_row_stride).write_bytes(0, p.n));
         }
-        for s in (0..p.slots).step_by(TURNED) {
-            let part = Part { from: s, slots: TURNED.min(p.slots - s), keep: p.accumulate || s > 0 };
-            let tile = |i: usize| p.a.add(i / MR * p.a_tile_stride + s * p.a_slot_stride);
-            if p.a_slot_stride == 1 && p.n <= NR {
-                // One panel: down the rows.
-                let whole = p.m / MR;
-                let step = (p.a_tile_stride * 4, 0, MR * p.c_row_stride * 4);
-                part.run(&mut registers, &p, whole, MR, p.n, tile(0), p.a_row_stride, p.b, p.c, step);
-                let i = whole * MR;
-                part.run(
-                    &mut registers,
-                    &p,
-                    usize::from(i < p.m),
-                    p.m - i,
-                    p.n,
-                    tile(i),
-                    p.a_row_stride,
-                    p.b,
-                    p.c.add(i * p.c_row_stride),
-                    step,
-                );
-                continue;
-            }
-            let whole = p.n / NR;
-            for i in (0..p.m).step_by(MR) {
-                let m = MR.min(p.m - i);
-                let (a, a_row) = if p.a_slot_stride == 1 {
-                    (tile(i), p.a_row_stride)
-                } else {
-                    turn(tile(i), p.a_row_stride, p.a_slot_stride, m, part.slots, turned);
-                    (turned.cast_const(), TURNED)
-                };
-                let c = p.c.add(i * p.c_row_stride);
-                let step = (0, p.slots * NR * 4, NR * 4);
-                part.run(&mut registers, &p, whole, m, NR, a, a_row, p.b, c, step);
-                let j = whole * NR;
-                part.run(&mut registers, &p, usize::from(j < p.n), m, p.n - j, a, a_row, p.b.add(j * p.slots), c.add(j), step);
-            }
+        if p.n <= NR {
+            // One panel: down the rows.
+            p.strip(&mut registers, p.m, p.a, p.c, (p.a_tile_stride * 4, 0, MR * p.c_row_stride * 4));
+            return;
+        }
+        for i in (0..p.m).step_by(MR) {
+            let (a, c) = (p.a.add(i / MR * p.a_tile_stride), p.c.add(i * p.c_row_stride));
+            p.strip(&mut registers, MR.min(p.m - i), a, c, (0, p.slots * NR * 4, NR * 4));
         }
     }
 }
@@ -341,12 +299,10 @@ pub unsafe fn products_of_registers(iterations: u64, a: u16, b: u16) -> f32 {
             "test {n}, {n}",
             "jz 3f",
             "2:",
+            ".rept {rounds}",
             "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
             "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
-            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
-            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+            ".endr",
             "dec {n}",
             "jnz 2b",
             "3:",
@@ -356,6 +312,7 @@ pub unsafe fn products_of_registers(iterations: u64, a: u16, b: u16) -> f32 {
             b = in(reg) b.as_ptr(),
             c = in(reg) sums.as_mut_ptr(),
             row = in(reg) SIDE * 4,
+            rounds = const PRODUCTS / 4,
             n = inout(reg) iterations => _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -370,84 +327,43 @@ pub const PRODUCTS: usize = 12;
 /// FLOP of one.
 pub const PRODUCT_FLOPS: usize = SIDE * SIDE * 2 * SIDE * 2;
 
-/// A part of the inner dimension.
-#[derive(Clone, Copy)]
-struct Part {
-    from: usize,
-    slots: usize,
-    keep: bool,
-}
-
-impl Part {
-    /// `tiles` tiles of `m` by `n`; `step` (bytes of A, B and C) leads from one to the next. A last group that is short
-    /// goes over the tiles once more.
+impl Product {
+    /// Tiles along one direction: all columns of at most `MR` rows, or `m` rows of at most `NR` columns. `step` (bytes of A, B and C)
+    /// leads from one to the next. The last tile may be a smaller one, and a last group of slots that is short goes over the tiles
+    /// once more.
     ///
     /// # Safety
-    /// As of `multiply`.
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn run(
-        self,
-        registers: &mut Registers,
-        p: &Product,
-        tiles: usize,
-        m: usize,
-        n: usize,
-        a: *const u32,
-        a_row: usize,
-        b: *const u32,
-        c: *mut f32,
-        step: (usize, usize, usize),
-    ) {
-        if tiles == 0 {
-            return;
-        }
+    /// As of `multiply`, for rows of `a` and `c`.
+    unsafe fn strip(&self, registers: &mut Registers, m: usize, a: *const u32, c: *mut f32, step: (usize, usize, usize)) {
+        let down = self.n <= NR;
+        let whole = if down { m / MR } else { self.n / NR };
+        let (tile, last) = if down { ((MR, self.n), (m % MR, self.n)) } else { ((m, NR), (m, self.n % NR)) };
         let (groups, rest) = (self.slots / SIDE, self.slots % SIDE);
-        for (first, groups, slots) in [(0, groups, SIDE), (groups * SIDE, 1, rest)] {
-            if groups == 0 || slots == 0 {
-                continue;
-            }
-            // SAFETY: AMX is available.
-            let shapes = unsafe { registers.shape(Shapes::new(m, n, slots)) };
-            let mut run = Run {
-                // SAFETY: inside the operands, as the caller says.
-                a: unsafe { a.add(first) },
-                b: unsafe { b.add((self.from + first) * NR) },
-                c,
-                a_row: a_row * 4,
-                c_row: p.c_row_stride * 4,
-                a_half: a_row * 4 * SIDE,
-                c_half: p.c_row_stride * 4 * SIDE,
-                a_step: step.0,
-                b_step: step.1,
-                c_step: step.2,
-                groups,
-                tiles,
-                keep: usize::from(self.keep || first > 0),
-            };
-            // SAFETY: passed on.
-            unsafe { run.go(shapes) };
-        }
-    }
-}
-
-/// Rows of `TURNED` slots.
-#[repr(align(64))]
-struct Turned(#[expect(dead_code, reason = "reached by pointer")] [u32; MR * TURNED]);
-
-/// Copies `m` rows of `slots` slots of a left operand that does not lie in rows.
-///
-/// # Safety
-/// The processor has AVX-512 (as all with AMX), `a` reaches as far as the numbers say, and `out` is as long as `Turned`.
-unsafe fn turn(a: *const u32, row_stride: usize, slot_stride: usize, m: usize, slots: usize, out: *mut u32) {
-    // SAFETY: passed on.
-    unsafe {
-        if row_stride == 1 {
-            super::turn::turn(a, slot_stride, m, slots, out, TURNED);
-            return;
-        }
-        for r in 0..m {
-            for s in 0..slots {
-                *out.add(r * TURNED + s) = *a.add(r * row_stride + s * slot_stride);
+        for (from, tiles, (m, n)) in [(0, whole, tile), (whole, 1, last)] {
+            for (first, groups, slots) in [(0, groups, SIDE), (groups * SIDE, 1, rest)] {
+                if tiles * groups * slots * m * n == 0 {
+                    continue;
+                }
+                // SAFETY: AMX is available.
+                let shapes = unsafe { registers.shape(Shapes::new(m, n, slots)) };
+                let mut run = Run {
+                    // SAFETY (of these three): inside the operands, as the caller says.
+                    a: unsafe { a.add(first).byte_add(from * step.0) },
+                    b: unsafe { self.b.add(first * NR).byte_add(from * step.1) },
+                    c: unsafe { c.byte_add(from * step.2) },
+                    a_row: self.a_row_stride * 4,
+                    c_row: self.c_row_stride * 4,
+                    a_half: self.a_row_stride * 4 * SIDE,
+                    c_half: self.c_row_stride * 4 * SIDE,
+                    a_step: step.0,
+                    b_step: step.1,
+                    c_step: step.2,
+                    groups,
+                    tiles,
+                    keep: usize::from(self.accumulate || first > 0),
+                };
+                // SAFETY: passed on.
+                unsafe { run.go(shapes) };
             }
         }
     }

@@ -108,7 +108,7 @@ impl Core {
         }
     }
 
-    /// Whether `Left::panels` have their numbers by rows; else by slots.
+    /// Whether left operands have to lie in rows; else panels have their numbers by slots.
     pub fn left_lies_in_rows(&self) -> bool {
         !matches!(self.kernel, Kernel::Tile(_))
     }
@@ -140,21 +140,15 @@ impl<'a> Left<'a> {
         Self { data, row_stride, slot_stride, tile_stride: None }
     }
 
-    /// `core.nr` rows, from a panel of a right operand whose columns they are; or, where the core wants rows, from what
-    /// `pack::left_panel` wrote.
-    pub fn columns(core: &Core, panel: &'a [u32], slots: usize) -> Self {
-        if core.left_lies_in_rows() {
-            return Self::rows(panel, slots);
-        }
-        Self::strided(panel, 1, core.nr)
+    /// `rows` rows that `pack::left_panel` wrote with room for `slots` slots; or, unless the core wants rows, a panel of a right
+    /// operand whose columns they are.
+    pub fn panel(core: &Core, data: &'a [u32], rows: usize, slots: usize) -> Self {
+        if core.left_lies_in_rows() { Self::rows(data, slots) } else { Self::strided(data, 1, rows) }
     }
 
     /// Panels of `core.mr` rows of `slots` slots each, as `pack::left_panels` writes them.
     pub fn panels(core: &Core, data: &'a [u32], slots: usize) -> Self {
-        if core.left_lies_in_rows() {
-            return Self::rows(data, slots);
-        }
-        Self { data, row_stride: 1, slot_stride: core.mr, tile_stride: Some(core.mr * slots) }
+        Self { tile_stride: Some(core.mr * slots), ..Self::panel(core, data, core.mr, slots) }
     }
 }
 
@@ -222,13 +216,13 @@ pub unsafe fn multiply_block_at(
         Kernel::Tile(micro) => micro,
         #[cfg(target_arch = "x86_64")]
         Kernel::Amx => {
+            assert!(a.slot_stride == 1, "the left operand of a block product does not lie in rows");
             let product = amx::Product {
                 m,
                 n,
                 slots,
                 a: a.data.as_ptr(),
                 a_row_stride: a.row_stride,
-                a_slot_stride: a.slot_stride,
                 a_tile_stride: tile_stride,
                 b: b.as_ptr(),
                 c,

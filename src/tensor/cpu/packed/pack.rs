@@ -217,9 +217,10 @@ pub fn panels(format: Format, source: Source, k: usize, n: usize, width: usize, 
     }
 }
 
-/// Packs `k` rows and `width <= core.mr` columns of `source` as a tile of a left operand of `slots` slots in all, from slot `from`
-/// on: the columns are the tile's rows. `Left::panels` reads it.
-pub fn left_panel(core: &Core, source: Source, k: usize, width: usize, out: &mut [u32], slots: usize, from: usize) {
+/// Packs `k` rows and `width <= rows` columns of `source` as a panel of a left operand, from slot `from` on: the columns are the
+/// panel's rows, and each has room for `slots` slots. `Left::panel` reads it.
+#[allow(clippy::too_many_arguments)]
+pub fn left_panel(core: &Core, source: Source, k: usize, width: usize, out: &mut [u32], rows: usize, slots: usize, from: usize) {
     let format = core.format;
     #[cfg(target_arch = "x86_64")]
     if core.left_lies_in_rows() {
@@ -228,20 +229,16 @@ pub fn left_panel(core: &Core, source: Source, k: usize, width: usize, out: &mut
             // SAFETY: a core that wants rows is of a processor with more than these instructions.
             return unsafe { super::pairs::turned_rows(source, k, width, out, slots) };
         }
-        for (j, out) in out.chunks_mut(slots).enumerate().take(width) {
-            // SAFETY: as above.
-            unsafe { super::pairs::row(&source.from(0, j).data[..k], out) };
-        }
-        return;
+        return rows_at(format, width, k, |j| &source.data[j * source.col_stride..], out, slots);
     }
-    panel(format, source, k, width, &mut out[from * core.mr..][..k.div_ceil(format.per_slot()) * core.mr], core.mr);
+    panel(format, source, k, width, &mut out[from * rows..][..k.div_ceil(format.per_slot()) * rows], rows);
 }
 
 /// Packs `source` `[k, n]` as a left operand, of which the columns are the rows: tiles of `core.mr` rows, one after the other.
 pub fn left_panels(core: &Core, source: Source, k: usize, n: usize, out: &mut [u32]) {
     let slots = core.slots(k);
     for (p, out) in out.chunks_mut(slots * core.mr).enumerate().take(n.div_ceil(core.mr)) {
-        left_panel(core, source.from(0, p * core.mr), k, core.mr.min(n - p * core.mr), out, slots, 0);
+        left_panel(core, source.from(0, p * core.mr), k, core.mr.min(n - p * core.mr), out, core.mr, slots, 0);
     }
 }
 

@@ -4,15 +4,10 @@
 use std::arch::x86_64::*;
 
 use super::pack::Source;
-use super::turn::turn_block;
+use super::turn::{first, turn_block};
 
 /// Numbers of a vector, and slots.
 const LANES: usize = 16;
-
-/// The first `n` lanes.
-fn first(n: usize) -> __mmask16 {
-    if n >= LANES { !0 } else { (1 << n) - 1 }
-}
 
 /// Up to 32 numbers that follow each other, as slots.
 ///

@@ -4,13 +4,17 @@ use std::arch::x86_64::*;
 
 const SIDE: usize = 16;
 
+/// The first `n` lanes.
+pub fn first(n: usize) -> __mmask16 {
+    if n >= SIDE { !0 } else { (1 << n) - 1 }
+}
+
 /// `out[c * out_stride + r] = from[r * stride + c]` for `rows` rows of `columns` slots.
 ///
 /// # Safety
 /// The processor has AVX-512 F; `from` and `out` reach as far as the numbers say.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn turn(from: *const u32, stride: usize, columns: usize, rows: usize, out: *mut u32, out_stride: usize) {
-    let first = |n: usize| -> __mmask16 { if n >= SIDE { !0 } else { (1 << n) - 1 } };
     for r in (0..rows).step_by(SIDE) {
         for c in (0..columns).step_by(SIDE) {
             let (height, width) = (SIDE.min(rows - r), SIDE.min(columns - c));

@@ -1,11 +1,9 @@
 //! Segments of a tree: the same as each segment alone, and the same bits however rows are cut.
 
-use super::super::super::packed::{Core, Format};
-use super::super::super::test_support::{on, series};
+use super::super::super::test_support::{all_cores, on, series};
 use super::super::{tree, tree_scratch};
 use crate::tensor::backend::{AttentionShape, Backend, Precision, Qkv};
 use crate::tensor::cpu::Cpu;
-use crate::tensor::cpu::level::Level;
 use crate::tensor::tree::{self as verbs, Before, Segment, Tree};
 
 const POOL: usize = 700;
@@ -54,43 +52,39 @@ fn segments_equal_sequences_of_their_own() {
 #[test]
 fn a_row_has_the_same_bits_however_the_rows_are_cut() {
     let (n, heads, kv_heads, head_dim) = (290, 6, 2, 8);
-    for level in Level::available() {
-        let formats = [(Format::F32, level), (Format::RoundedF32, level), (Format::Bf16, Level::Avx512Bf16)];
-        for (format, _) in formats.into_iter().filter(|(format, least)| *format != Format::Bf16 || level >= *least) {
-            for window in [None, Some(7), Some(130)] {
-                let core = Core::at(level, format);
-                let shape = AttentionShape { num_query_heads: heads, num_kv_heads: kv_heads, head_dim, window };
-                let q = series(n * heads * head_dim, 4);
-                let (k, v) = (series(n * kv_heads * head_dim, 5), series(n * kv_heads * head_dim, 6));
-                let run = |cuts: &[usize], piece: usize| {
-                    // Position p lies in row `place(p)`: pieces of the pool, in reverse.
-                    let pieces = n.div_ceil(piece);
-                    let place = |p: usize| (pieces - 1 - p / piece) * piece + p % piece;
-                    let width = kv_heads * head_dim;
-                    let mut pool = [vec![f32::NAN; pieces * piece * width], vec![f32::NAN; pieces * piece * width]];
-                    for p in 0..n {
-                        for (pool, x) in pool.iter_mut().zip([&k, &v]) {
-                            pool[place(p) * width..][..width].copy_from_slice(&x[p * width..][..width]);
-                        }
+    for core in all_cores() {
+        for window in [None, Some(7), Some(130)] {
+            let shape = AttentionShape { num_query_heads: heads, num_kv_heads: kv_heads, head_dim, window };
+            let q = series(n * heads * head_dim, 4);
+            let (k, v) = (series(n * kv_heads * head_dim, 5), series(n * kv_heads * head_dim, 6));
+            let run = |cuts: &[usize], piece: usize| {
+                // Position p lies in row `place(p)`: pieces of the pool, in reverse.
+                let pieces = n.div_ceil(piece);
+                let place = |p: usize| (pieces - 1 - p / piece) * piece + p % piece;
+                let width = kv_heads * head_dim;
+                let mut pool = [vec![f32::NAN; pieces * piece * width], vec![f32::NAN; pieces * piece * width]];
+                for p in 0..n {
+                    for (pool, x) in pool.iter_mut().zip([&k, &v]) {
+                        pool[place(p) * width..][..width].copy_from_slice(&x[p * width..][..width]);
                     }
-                    let segment = |w: &[usize]| {
-                        let starts = (0..w[1]).step_by(piece);
-                        let keys = starts.map(|p| place(p)..place(p) + piece.min(w[1] - p)).collect();
-                        Segment { rows: w[0]..w[1], position: w[0], before: [Before::Halo(1), Before::Halo(0)], keys }
-                    };
-                    let cut = Tree { segments: cuts.windows(2).map(segment).collect() };
-                    let mut out = vec![f32::NAN; q.len()];
-                    let mut scratch = vec![f32::NAN; tree_scratch(&core, shape)];
-                    tree(&core, &cut, shape, Qkv { q: &q, k: &pool[0], v: &pool[1] }, &mut out, &mut scratch);
-                    out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                }
+                let segment = |w: &[usize]| {
+                    let starts = (0..w[1]).step_by(piece);
+                    let keys = starts.map(|p| place(p)..place(p) + piece.min(w[1] - p)).collect();
+                    Segment { rows: w[0]..w[1], position: w[0], before: [Before::Halo(1), Before::Halo(0)], keys }
                 };
-                let whole = on(1, || run(&[0, n], n));
-                assert!(whole.iter().all(|x| f32::from_bits(*x).is_finite()), "{level:?} {format:?}");
-                let single: Vec<usize> = (0..=n).collect();
-                for cuts in [&[0, 1, n][..], &[0, 3, 128, 129, 200, n], &[0, 64, 65, 66, n], &single] {
-                    for piece in [n, 128, 50, 1] {
-                        assert!(on(2, || run(cuts, piece)) == whole, "{level:?} {format:?} {window:?}: {cuts:?}, {piece}");
-                    }
+                let cut = Tree { segments: cuts.windows(2).map(segment).collect() };
+                let mut out = vec![f32::NAN; q.len()];
+                let mut scratch = vec![f32::NAN; tree_scratch(&core, shape)];
+                tree(&core, &cut, shape, Qkv { q: &q, k: &pool[0], v: &pool[1] }, &mut out, &mut scratch);
+                out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            let whole = on(1, || run(&[0, n], n));
+            assert!(whole.iter().all(|x| f32::from_bits(*x).is_finite()), "{core:?}");
+            let single: Vec<usize> = (0..=n).collect();
+            for cuts in [&[0, 1, n][..], &[0, 3, 128, 129, 200, n], &[0, 64, 65, 66, n], &single] {
+                for piece in [n, 128, 50, 1] {
+                    assert!(on(2, || run(cuts, piece)) == whole, "{core:?} {window:?}: {cuts:?}, {piece}");
                 }
             }
         }
