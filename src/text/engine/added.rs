@@ -33,8 +33,9 @@ pub struct Matcher {
     nodes: Vec<Node>,
     /// Nodes of first bytes.
     root: [u32; 256],
-    first: Vec<u8>,
-    first_set: ByteSet,
+    /// Bytes that tokens begin with, and those that come second.
+    first: ByteSet,
+    second: ByteSet,
 }
 
 impl Matcher {
@@ -44,15 +45,18 @@ impl Matcher {
         let mut sorted: Vec<(&[u8], Token)> =
             tokens.iter().map(|(text, id)| (text.as_bytes(), id.map_or(Token::Leave, Token::Take))).collect();
         sorted.sort_by(|a, b| a.0.cmp(b.0));
-        let mut matcher = Self { nodes: vec![Node::default()], root: [0; 256], first: Vec::new(), first_set: ByteSet::new(&[]) };
+        let first: Vec<u8> = sorted.iter().map(|(text, _)| text[0]).collect();
+        // Anything may follow a token of one byte.
+        let alone = sorted.iter().any(|(text, _)| text.len() == 1);
+        let second: Vec<u8> = if alone { (0..=255).collect() } else { sorted.iter().map(|(text, _)| text[1]).collect() };
+        let mut matcher =
+            Self { nodes: vec![Node::default()], root: [0; 256], first: ByteSet::new(&first), second: ByteSet::new(&second) };
         matcher.build(0, 0, &sorted);
         let top = matcher.nodes[0];
         for index in top.first_child..top.first_child + top.children as u32 {
             let byte = matcher.nodes[index as usize].byte;
             matcher.root[byte as usize] = index;
-            matcher.first.push(byte);
         }
-        matcher.first_set = ByteSet::new(&matcher.first);
         Some(matcher)
     }
 
@@ -96,7 +100,10 @@ impl Matcher {
         let bytes = &text.bytes()[..text.len()];
         let mut at = from;
         while at < bytes.len() {
-            at = self.candidate(level, text, at)?;
+            at = self.candidate(level, text, at);
+            if at >= bytes.len() {
+                break;
+            }
             match self.longest(bytes, at) {
                 Some((end, Token::Take(id))) => return Some(Match { start: at, end, id }),
                 Some((end, Token::Leave)) => at = end,
@@ -106,45 +113,34 @@ impl Matcher {
         None
     }
 
-    /// The next place where a token may start.
+    /// The next place where a token may start; the length of the text, or more, if there is none.
     #[inline(always)]
-    fn candidate(&self, level: Level, text: Padded<'_>, at: usize) -> Option<usize> {
-        let rest = &text.bytes()[at..text.len()];
-        let found = match self.first[..] {
-            [a] => memchr::memchr(a, rest),
-            [a, b] => memchr::memchr2(a, b, rest),
-            [a, b, c] => memchr::memchr3(a, b, c, rest),
-            _ => {
-                let found = match level {
-                    Level::Portable => find::<Portable>(&self.first_set, text, at),
-                    #[cfg(target_arch = "x86_64")]
-                    // SAFETY: `Level::detect` found what the function is compiled for.
-                    Level::Avx2 | Level::Avx512 => unsafe { find_avx2(&self.first_set, text, at) },
-                };
-                return (found < text.len()).then_some(found);
-            }
-        };
-        found.map(|i| at + i)
-    }
-}
-
-/// The next place of a byte of `set`; the length of the text, or more, if there is none.
-#[inline(always)]
-fn find<W: Wide>(set: &ByteSet, text: Padded<'_>, mut at: usize) -> usize {
-    while at < text.len() {
-        let found = W::within(text.block(at), set);
-        if found != 0 {
-            return at + found.trailing_zeros() as usize;
+    fn candidate(&self, level: Level, text: Padded<'_>, at: usize) -> usize {
+        match level {
+            Level::Portable => self.find::<Portable>(text, at),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Level::detect` found what the function is compiled for.
+            Level::Avx2 | Level::Avx512 => unsafe { self.find_avx2(text, at) },
         }
-        at += 64;
     }
-    at
-}
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-fn find_avx2(set: &ByteSet, text: Padded<'_>, at: usize) -> usize {
-    find::<Avx2>(set, text, at)
+    #[inline(always)]
+    fn find<W: Wide>(&self, text: Padded<'_>, mut at: usize) -> usize {
+        while at < text.len() {
+            let found = W::within(text.block(at), &self.first) & W::within(text.block(at + 1), &self.second);
+            if found != 0 {
+                return at + found.trailing_zeros() as usize;
+            }
+            at += 64;
+        }
+        at
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+    fn find_avx2(&self, text: Padded<'_>, at: usize) -> usize {
+        self.find::<Avx2>(text, at)
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,9 @@
 /// Pieces of one batch: enough to hide the time that memory takes to answer, few enough to stay in the first-level cache.
 pub const BATCH: usize = 512;
 
+/// Pieces that [`Batch::push_ends`] writes at a time.
+const GROUP: usize = 8;
+
 /// A piece of text, or a token that is already known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Piece {
@@ -44,17 +47,23 @@ impl Batch {
     /// There must be room for 64. Returns where the last one ends.
     #[inline(always)]
     pub fn push_ends(&mut self, at: usize, mut ends: u64) -> usize {
-        let free = &mut self.pieces[self.count..][..64];
-        let (mut start, mut count) = (0, 0);
-        while ends != 0 {
-            let end = ends.trailing_zeros();
-            free[count & 63] = Piece { start: at as u32 + start, len: end - start };
-            start = end;
-            count += 1;
-            ends &= ends - 1;
+        let (groups, _) = self.pieces[self.count..][..64].as_chunks_mut::<GROUP>();
+        self.count += ends.count_ones() as usize;
+        let last = 63 - (ends | 1).leading_zeros() as usize;
+        let mut start = 0;
+        for group in groups {
+            // Whole groups, as their number is foreseen more often than that of the ends; what is too much is written over later.
+            for piece in group {
+                let end = ends.trailing_zeros();
+                *piece = Piece { start: at as u32 + start, len: end.wrapping_sub(start) };
+                start = end;
+                ends &= ends.wrapping_sub(1);
+            }
+            if ends == 0 {
+                break;
+            }
         }
-        self.count += count;
-        at + start as usize
+        at + last
     }
 
     pub fn pieces(&self) -> &[Piece] {

@@ -1,6 +1,7 @@
 //! Byte strings to numbers, in two arrays: no allocation a string.
 
 use super::pages::Pages;
+use super::simd::prefetch;
 
 /// Spreads 128 bits over 64.
 #[inline(always)]
@@ -74,7 +75,11 @@ impl ByteMap {
     }
 
     pub fn get(&self, key: &[u8]) -> Option<u32> {
-        let hash = hash(key);
+        self.get_hashed(key, hash(key))
+    }
+
+    /// As [`ByteMap::get`]; `hash` is the key's [`hash`].
+    pub fn get_hashed(&self, key: &[u8], hash: u64) -> Option<u32> {
         let mask = self.slots.len() - 1;
         let mut i = hash as usize & mask;
         loop {
@@ -87,6 +92,21 @@ impl ByteMap {
             }
             i = (i + 1) & mask;
         }
+    }
+
+    /// Asks for the memory that a key with this hash is first looked for in.
+    pub fn prefetch(&self, hash: u64) {
+        prefetch(self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1)));
+    }
+
+    /// Once that memory is there: asks for the bytes of the key that may be the one, and returns its value.
+    pub fn prefetch_key(&self, hash: u64) -> Option<u32> {
+        let slot = self.slots[hash as usize & (self.slots.len() - 1)];
+        let may_be = slot.size != 0 && slot.tag == (hash >> 32) as u32;
+        may_be.then(|| {
+            prefetch(self.bytes.as_ptr().wrapping_add(slot.offset as usize));
+            slot.value
+        })
     }
 
     fn key(&self, slot: Slot) -> &[u8] {

@@ -4,7 +4,7 @@
 //! bytes holds up to three ids, so that one cache line answers. Longer words and longer answers lie in side tables. When the
 //! memory allowed is used up, everything is forgotten.
 
-use super::bytemap::{ByteMap, mix};
+use super::bytemap::{self, ByteMap, mix};
 use super::pages::Pages;
 use super::simd::prefetch;
 
@@ -71,6 +71,29 @@ impl Key {
 /// `[low, high, id | id << 32, id | count << 32]`; count 0: free; above 3: 4 + where the ids are in `spill`.
 type Slot = [u64; 4];
 
+/// The slots of a cache as it is: where a word is looked for first.
+#[derive(Clone, Copy)]
+pub struct FirstSlots<'a> {
+    slots: &'a [Slot],
+}
+
+impl FirstSlots<'_> {
+    /// Asks for the memory that [`FirstSlots::get_few`] will look at.
+    #[inline(always)]
+    pub fn prefetch(self, hash: u64) {
+        prefetch(self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1)));
+    }
+
+    /// Up to three ids and their number, if the word's first slot has them: the usual case.
+    #[inline(always)]
+    pub fn get_few(self, key: Key, hash: u64) -> Option<([u32; 4], usize)> {
+        let [low, high, two, last] = self.slots[hash as usize & (self.slots.len() - 1)];
+        let count = (last >> 32) as usize;
+        let hit = low == key.low && high == key.high && count <= 3;
+        hit.then_some(([two as u32, (two >> 32) as u32, last as u32, 0], count))
+    }
+}
+
 pub struct Cache {
     slots: Pages<Slot>,
     used: usize,
@@ -97,25 +120,16 @@ impl Cache {
         }
     }
 
-    /// Asks for the memory that [`Cache::get`] will look at.
+    /// For many lookups between two changes.
     #[inline(always)]
-    pub fn prefetch(&self, hash: u64) {
-        prefetch(self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1)));
+    pub fn first_slots(&self) -> FirstSlots<'_> {
+        FirstSlots { slots: &self.slots }
     }
 
-    /// Up to three ids and their number, if the word's first slot has them: the usual case.
-    #[inline(always)]
-    pub fn get_few(&self, key: Key, hash: u64) -> Option<([u32; 4], usize)> {
-        let [low, high, two, last] = self.slots[hash as usize & (self.slots.len() - 1)];
-        let count = (last >> 32) as usize;
-        let hit = low == key.low && high == key.high && count <= 3;
-        hit.then_some(([two as u32, (two >> 32) as u32, last as u32, 0], count))
-    }
-
-    /// Appends the word's ids to `ids`; false if it is not known.
-    pub fn get(&self, key: Key, ids: &mut Vec<u32>) -> bool {
+    /// Appends the word's ids to `ids`; false if it is not known. `hash` is the key's.
+    pub fn get(&self, key: Key, hash: u64, ids: &mut Vec<u32>) -> bool {
         let mask = self.slots.len() - 1;
-        let mut i = key.hash() as usize & mask;
+        let mut i = hash as usize & mask;
         loop {
             let [low, high, two, last] = self.slots[i];
             let count = (last >> 32) as usize;
@@ -197,12 +211,26 @@ impl Cache {
         self.long.clear();
     }
 
+    /// What [`Cache::get_long`] finds a word by. Asks for the memory that it will look at first.
+    pub fn prefetch_long(&self, word: &[u8]) -> u64 {
+        let hash = bytemap::hash(&word[..word.len().min(LONGEST)]);
+        self.long.prefetch(hash);
+        hash
+    }
+
+    /// When that memory is there: asks for what it will look at then.
+    pub fn prefetch_ids(&self, hash: u64) {
+        if let Some(at) = self.long.prefetch_key(hash) {
+            prefetch(self.spill.as_ptr().wrapping_add(at as usize));
+        }
+    }
+
     /// Appends the ids of a word of more than [`SHORT`] bytes; false if it is not known.
-    pub fn get_long(&self, word: &[u8], ids: &mut Vec<u32>) -> bool {
+    pub fn get_long(&self, word: &[u8], hash: u64, ids: &mut Vec<u32>) -> bool {
         if word.len() > LONGEST {
             return false;
         }
-        let Some(list) = self.long.get(word).and_then(|at| self.spilled(at as usize + 4)) else { return false };
+        let Some(list) = self.long.get_hashed(word, hash).and_then(|at| self.spilled(at as usize + 4)) else { return false };
         ids.extend_from_slice(list);
         true
     }
@@ -242,7 +270,14 @@ mod tests {
         let answer = |i: u32| (0..1 + i % 6).map(|k| i + k).collect::<Vec<_>>();
         let find = |cache: &Cache, word: &[u8]| {
             let mut ids = Vec::new();
-            let known = if word.len() <= SHORT { cache.get(Key::of(word), &mut ids) } else { cache.get_long(word, &mut ids) };
+            let known = if word.len() <= SHORT {
+                let key = Key::of(word);
+                cache.get(key, key.hash(), &mut ids)
+            } else {
+                let hash = cache.prefetch_long(word);
+                cache.prefetch_ids(hash);
+                cache.get_long(word, hash, &mut ids)
+            };
             known.then_some(ids)
         };
         let mut forgotten = 0;

@@ -10,6 +10,7 @@ use super::merge::MOST_MERGES;
 use super::model::{Alphabet, MOST_IDS, Model};
 use super::nfc;
 use super::pairs::{NEVER, Pairs};
+use super::runs::Runs;
 use super::sentence::{SPACE_MARK, Sentence};
 use super::simd::Level;
 use super::split::Splitter;
@@ -146,7 +147,7 @@ fn preparation(json: &Value) -> Result<Preparation, Refusal> {
 }
 
 /// The two alphabets of added tokens: those found in raw and in normalized text.
-type Added<'a> = Vec<(std::borrow::Cow<'a, str>, Option<u32>)>;
+type Added<'a> = Vec<super::runs::Added<'a>>;
 
 fn added<'a>(
     json: &'a Value,
@@ -292,7 +293,13 @@ fn byte_level(level: Level, parts: &Parts<'_>) -> Result<Model, Refusal> {
     Ok(Model::new(level, Alphabet::Bytes { ids, merges, bridges }, pairs, &words, parts.ignore_merges))
 }
 
-fn sentence_level(level: Level, json: &Value, parts: &Parts<'_>, borders: &[Border]) -> Result<(Model, Sentence), Refusal> {
+fn sentence_level(
+    level: Level,
+    json: &Value,
+    parts: &Parts<'_>,
+    borders: &[Border],
+    runs: Runs,
+) -> Result<(Model, Sentence), Refusal> {
     // Where no merge goes across what the pre-tokenizer cuts, cutting changes nothing.
     let holds_border = |token: &&String| {
         token.chars().zip(token.chars().skip(1)).any(|(a, b)| borders.iter().any(|border| border.is_between(a, b)))
@@ -323,13 +330,13 @@ fn sentence_level(level: Level, json: &Value, parts: &Parts<'_>, borders: &[Bord
         ids.resize(ids.len().max(c as usize + 1), NEVER);
         ids[c as usize] = id;
     }
-    let sentence = Sentence::new(parts.results.iter().map(String::as_str));
+    let sentence = Sentence::new(parts.results.iter().map(String::as_str), &runs);
     // A piece is raw text: its spaces are spaces. Entries that no single piece can be do no harm here.
     let raw = |text: &str| text.replace(SPACE_MARK, " ").into_bytes();
     let entries = parts.vocabulary.iter().filter(|(text, _)| !text.is_empty() && !text.contains(' '));
     let words: Vec<_> = entries.map(|(text, id)| (raw(text), *id)).collect();
     let pairs = Pairs::new(&parts.merges);
-    Ok((Model::new(level, Alphabet::Characters { ids, bytes }, pairs, &words, false), sentence))
+    Ok((Model::new(level, Alphabet::Characters { ids, bytes, runs }, pairs, &words, false), sentence))
 }
 
 impl Engine {
@@ -341,7 +348,7 @@ impl Engine {
 
     pub(super) fn at_level(json: &Value, id_of: impl Fn(&str) -> Option<u32>, level: Level) -> Result<Self, Refusal> {
         let preparation = preparation(json)?;
-        let (raw, normalized) = added(json, &preparation, id_of)?;
+        let (mut raw, normalized) = added(json, &preparation, id_of)?;
         let matcher = |tokens: &Added<'_>| {
             let tokens: Vec<_> = tokens.iter().map(|(text, id)| (text.as_ref(), *id)).collect();
             Matcher::new(&tokens)
@@ -350,7 +357,8 @@ impl Engine {
         let (model, cutter) = match preparation.splitter {
             Some(splitter) => (byte_level(level, &parts)?, Cutter::Rule(splitter)),
             None => {
-                let (model, sentence) = sentence_level(level, json, &parts, &preparation.borders)?;
+                let runs = Runs::take_from(&mut raw);
+                let (model, sentence) = sentence_level(level, json, &parts, &preparation.borders, runs)?;
                 (model, Cutter::Sentence(sentence))
             }
         };

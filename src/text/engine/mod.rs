@@ -4,8 +4,8 @@
 //! takes, the ids are the ones `tokenizers` gives with `encode_special_tokens` and without a post-processor: special tokens in
 //! text are text, other added tokens match.
 //!
-//! The way of a text: added tokens are found ([`added`]), the text between is normalized if need be ([`nfc`]) and cut into
-//! pieces ([`split`], or [`sentence`] for vocabularies without a pre-tokenizer), pieces that the worker has seen come from its
+//! The way of a text: added tokens are found ([`added`]; but runs of one character count as pieces, see [`runs`]), the text between is
+//! normalized if need be ([`nfc`]) and cut into pieces ([`split`], or [`sentence`] for vocabularies without a pre-tokenizer), pieces that the worker has seen come from its
 //! cache ([`cache`]), others are merged ([`merge`]). [`pieces`] is for learning a vocabulary.
 
 mod added;
@@ -21,6 +21,7 @@ mod padded;
 mod pages;
 mod pairs;
 mod pieces;
+mod runs;
 mod sentence;
 mod simd;
 mod split;

@@ -7,6 +7,7 @@ use super::bytemap::ByteMap;
 use super::cache::{Cache, Key, SHORT};
 use super::merge::Merger;
 use super::pairs::{Merge, NEVER, Pairs};
+use super::runs::Runs;
 use super::sentence::SPACE_MARK;
 use super::simd::Level;
 use super::unicode::decode;
@@ -25,6 +26,7 @@ pub enum Alphabet {
         /// By code point; [`NEVER`] where the vocabulary does not have it.
         ids: Vec<u32>,
         bytes: [u32; 256],
+        runs: Runs,
     },
 }
 
@@ -94,7 +96,7 @@ impl Model {
                 symbols.extend(text.iter().map(|b| ids[*b as usize]));
                 merger.merge(self.level, &self.pairs, symbols, |_, i| merges[(text[i] as usize) << 8 | text[i + 1] as usize]);
             }
-            Alphabet::Characters { ids, bytes } => {
+            Alphabet::Characters { ids, bytes, .. } => {
                 let mut at = 0;
                 while at < text.len() {
                     let (code, length) = decode(text, at);
@@ -115,17 +117,17 @@ impl Model {
         }
     }
 
-    /// Appends the ids of a piece that has no slot with few ids in the cache.
+    /// Appends the ids of a piece that has no slot with few ids in the cache. `key` is its key if it is short, `hash` what the cache finds
+    /// it by.
     #[inline(never)]
-    pub fn encode(&self, piece: &[u8], memory: &mut Memory, ids: &mut Vec<u32>) {
+    pub fn encode(&self, piece: &[u8], key: Key, hash: u64, memory: &mut Memory, ids: &mut Vec<u32>) {
         if piece.len() <= SHORT {
-            let key = Key::of(piece);
-            if !memory.cache.get(key, ids) {
+            if !memory.cache.get(key, hash, ids) {
                 let first = ids.len();
                 self.whole(piece, memory, ids);
                 memory.cache.insert(key, &ids[first..]);
             }
-        } else if !memory.cache.get_long(piece, ids) {
+        } else if !memory.cache.get_long(piece, hash, ids) {
             let first = ids.len();
             match &self.alphabet {
                 Alphabet::Bytes { bridges, .. } if self.words.get(piece).is_none() => {
@@ -143,6 +145,11 @@ impl Model {
     }
 
     fn whole(&self, piece: &[u8], memory: &mut Memory, ids: &mut Vec<u32>) {
+        if let Alphabet::Characters { runs, .. } = &self.alphabet
+            && runs.encode(piece, ids)
+        {
+            return;
+        }
         match self.words.get(piece) {
             Some(id) => ids.push(id & !WHOLE_ONLY),
             None => self.by_merges(piece, memory, ids),
@@ -156,7 +163,7 @@ impl Model {
         }
         let key = Key::of(part);
         let key = if self.ignore_merges { key.as_part() } else { key };
-        if !memory.cache.get(key, ids) {
+        if !memory.cache.get(key, key.hash(), ids) {
             let first = ids.len();
             match self.words.get(part) {
                 Some(id) if id & WHOLE_ONLY == 0 => ids.push(id),

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use super::batch::Batch;
 use super::bytemap::mix;
 use super::padded::Padded;
+use super::runs::Runs;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Level, Portable, Wide};
@@ -54,11 +55,15 @@ pub struct Sentence {
     /// For the second kind and the first: all bits where they are cut, or where each pair is looked up.
     cuts: [[u64; KINDS]; KINDS],
     asks: [[u64; KINDS]; KINDS],
+    /// `asks` are not all zero.
+    any_asks: bool,
     /// First characters of the pairs to look at closer, where a table of kinds says [`Verdict::Cut`].
     looks: Vec<u8>,
     /// All pairs that some token holds.
     pairs: PairSet,
     rare: HashMap<u64, Vec<Across>>,
+    /// Characters that are cut from all others, and never from each other.
+    runs: Vec<u8>,
 }
 
 /// A space and its mark are one character.
@@ -72,19 +77,25 @@ fn pair(left: u32, right: u32) -> u64 {
     (left as u64) << 32 | right as u64
 }
 
-/// Not to cut is always right: where few pairs of two kinds could be cut, none is.
+/// Not to cut is always right: where less than half of the pairs of two kinds could be cut, none is. (Those are the pairs that texts
+/// have few of; to look each pair up would take longer than their longer pieces do.)
 fn verdict(ascii: &[u8; 128 * 128], left: usize, right: usize) -> Verdict {
-    let (mut cuts, mut looks, mut all) = (0, 0, 0);
+    let (mut cuts, mut looks, mut all, mut certain) = (0, 0, 0, true);
     for (pair, entry) in ascii.iter().enumerate() {
-        if kind((pair >> 7) as u8) == left && kind(pair as u8 & 127) == right {
-            all += 1;
-            cuts += usize::from(*entry == CUT);
+        let two = [(pair >> 7) as u8, pair as u8 & 127];
+        if kind(two[0]) == left && kind(two[1]) == right {
+            certain &= *entry != 0;
+            // Control characters stand in no token and hardly in a text.
+            if !two.iter().any(u8::is_ascii_control) {
+                all += 1;
+                cuts += usize::from(*entry == CUT);
+            }
             looks += usize::from(*entry == LOOK);
         }
     }
-    if cuts + looks == all && looks <= RARE {
+    if certain && looks <= RARE {
         Verdict::Cut
-    } else if looks == 0 && cuts * 8 <= all {
+    } else if looks == 0 && cuts * 2 <= all {
         Verdict::Held
     } else {
         Verdict::Ask
@@ -93,7 +104,8 @@ fn verdict(ascii: &[u8; 128 * 128], left: usize, right: usize) -> Verdict {
 
 impl Sentence {
     /// `tokens` are the texts of what the merges make.
-    pub fn new<'a>(tokens: impl Iterator<Item = &'a str>) -> Self {
+    pub fn new<'a>(tokens: impl Iterator<Item = &'a str>, runs: &Runs) -> Self {
+        let runs: Vec<u8> = runs.bytes().collect();
         let mut holders: HashMap<u64, Vec<Across>> = HashMap::new();
         let mut pairs = HashSet::new();
         for token in tokens {
@@ -132,12 +144,13 @@ impl Sentence {
                 looks.push(left);
             }
         }
-        Self { ascii, cuts, asks, looks, pairs: PairSet::new(&pairs), rare }
+        let any_asks = asks.as_flattened().iter().any(|mask| *mask != 0);
+        Self { ascii, cuts, asks, any_asks, looks, pairs: PairSet::new(&pairs), rare, runs }
     }
 
     /// Whether no token holds `left` with a space behind it; false where that would take a closer look.
     pub fn parts_before_space(&self, left: char) -> bool {
-        left.is_ascii() && self.ascii[left as usize * 128 + ' ' as usize] == CUT
+        left.is_ascii() && (self.ascii[left as usize * 128 + ' ' as usize] == CUT || self.is_run(left as u32))
     }
 
     /// Cuts pieces from `at` on into `batch` until the text ends or the batch is nearly full. Returns how far it came.
@@ -191,12 +204,19 @@ impl Sentence {
         let left = (text.len() - at).min(64);
         let known = (masks.high.trailing_zeros() as usize).min(left);
         let certain = if known == 64 { !1 } else { ((1u64 << known) - 1) & !1 };
+        // A run is of no kind.
+        let (mut runs, mut borders) = (0, 0);
+        for byte in &self.runs {
+            let run = W::equal(block, *byte);
+            runs |= run;
+            borders |= run ^ run << 1;
+        }
         let kinds = [
-            masks.letter & !masks.upper,
-            masks.upper,
-            masks.digit,
+            masks.letter & !(masks.upper | runs),
+            masks.upper & !runs,
+            masks.digit & !runs,
             masks.space,
-            !(masks.letter | masks.digit | masks.space | masks.high),
+            !(masks.letter | masks.digit | masks.space | masks.high | runs),
         ];
         // Places whose character is of some kind while the one before is of a kind that `table` names for it.
         let behind = |table: &[[u64; KINDS]; KINDS]| {
@@ -205,12 +225,12 @@ impl Sentence {
                 .zip(kinds)
                 .fold(0, |all, (row, right)| all | right & row.iter().zip(kinds).fold(0, |any, (on, left)| any | left & on) << 1)
         };
-        let mut cuts = behind(&self.cuts);
-        let mut asks = behind(&self.asks);
+        let mut cuts = behind(&self.cuts) | borders;
+        let mut asks = if self.any_asks { behind(&self.asks) } else { 0 };
         for left in &self.looks {
             asks |= W::equal(block, *left) << 1 & masks.space;
         }
-        asks &= certain;
+        asks &= certain & !borders;
         cuts &= certain & !asks;
         while asks != 0 {
             let i = asks.trailing_zeros() as usize;
@@ -234,13 +254,22 @@ impl Sentence {
             let (code, length) = decode(bytes, end);
             let right = fold(code);
             let two = pair(left, right);
-            let held = self.pairs.contains(two) && (right != ' ' as u32 || self.is_held(text, start, end, two));
+            let held = if self.is_run(left) || self.is_run(right) {
+                left == right
+            } else {
+                self.pairs.contains(two) && (right != ' ' as u32 || self.is_held(text, start, end, two))
+            };
             if !held {
                 break;
             }
             (left, end) = (right, end + length);
         }
         end
+    }
+
+    #[inline(always)]
+    fn is_run(&self, code: u32) -> bool {
+        self.runs.iter().any(|byte| *byte as u32 == code)
     }
 
     /// Some token that holds the rare pair `two` stands in the text with the pair's second character at `at`.

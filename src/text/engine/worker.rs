@@ -1,7 +1,7 @@
 //! One thread's way through texts.
 
 use super::added::Matcher;
-use super::batch::{BATCH, Batch};
+use super::batch::{BATCH, Batch, Piece};
 use super::cache::{Key, SHORT};
 use super::model::Memory;
 use super::padded::{Buffer, Padded};
@@ -11,11 +11,16 @@ use super::{Cutter, Engine, nfc};
 const LONGEST: usize = (u32::MAX as usize - 64) / 3;
 /// Buffers that grew larger are given back after the text.
 const KEEP: usize = 64 << 20;
+/// Ids that the cache answers with at once, used or not.
+const MOST_FEW: usize = 4;
 
 /// Encodes texts, with a cache of the words it has seen. Not to be used with another engine.
 pub struct Worker {
     batch: Batch,
+    /// Of each piece its key, if it is short, and its hash.
     probes: Box<[(Key, u64); BATCH]>,
+    /// Which pieces are not short.
+    longs: Box<[u16; BATCH]>,
     memory: Memory,
     text: Buffer,
     normal: Buffer,
@@ -27,6 +32,7 @@ impl Worker {
         Self {
             batch: Batch::default(),
             probes: Box::new([(Key::default(), 0); BATCH]),
+            longs: Box::new([0; BATCH]),
             memory: Memory::new(cache_bytes),
             text: Buffer::default(),
             normal: Buffer::default(),
@@ -106,33 +112,45 @@ impl Worker {
     /// Turns the pieces of the batch into ids.
     fn flush(&mut self, engine: &Engine, text: Padded<'_>, ids: &mut Vec<u32>) {
         let pieces = self.batch.pieces();
-        for (piece, probe) in pieces.iter().zip(self.probes.iter_mut()) {
+        let word = |piece: &Piece| &text.bytes()[piece.start as usize..][..piece.len as usize];
+        let cache = &self.memory.cache;
+        let (slots, mut longs) = (cache.first_slots(), 0);
+        for (i, (piece, probe)) in pieces.iter().zip(self.probes.iter_mut()).enumerate() {
             let length = piece.len as usize;
             if (1..=SHORT).contains(&length) {
                 let key = Key::new(text.sixteen(piece.start as usize), length);
                 let hash = key.hash();
-                self.memory.cache.prefetch(hash);
+                slots.prefetch(hash);
                 *probe = (key, hash);
-            } else {
+            } else if length == 0 {
                 *probe = (Key::NONE, 0);
+            } else {
+                *probe = (Key::NONE, cache.prefetch_long(word(piece)));
+                self.longs[longs] = i as u16;
+                longs += 1;
             }
         }
-        ids.reserve(pieces.len() * 4);
-        for (piece, (key, hash)) in pieces.iter().zip(self.probes.iter()) {
-            if let Some((few, count)) = self.memory.cache.get_few(*key, *hash) {
-                let end = ids.len();
-                ids.reserve(4);
-                // SAFETY: there is room for four more ids, of which the first `count` (at most 3) are then counted.
-                unsafe {
-                    ids.as_mut_ptr().add(end).cast::<[u32; 4]>().write_unaligned(few);
-                    ids.set_len(end + count);
-                }
-            } else if piece.len == 0 {
+        self.longs[..longs].iter().for_each(|i| cache.prefetch_ids(self.probes[*i as usize].1));
+        let mut done = 0;
+        while done < pieces.len() {
+            ids.reserve((pieces.len() - done) * MOST_FEW);
+            let (slots, mut end) = (self.memory.cache.first_slots(), ids.len());
+            for (key, hash) in &self.probes[done..pieces.len()] {
+                let Some((few, count)) = slots.get_few(*key, *hash) else { break };
+                // SAFETY: each piece that is left has room for `few`, of which the first `count` are then counted.
+                unsafe { ids.as_mut_ptr().add(end).cast::<[u32; MOST_FEW]>().write_unaligned(few) };
+                (end, done) = (end + count, done + 1);
+            }
+            // SAFETY: up to there ids have been written.
+            unsafe { ids.set_len(end) };
+            let Some(piece) = pieces.get(done) else { break };
+            if piece.len == 0 {
                 ids.push(piece.start);
             } else {
-                let word = &text.bytes()[piece.start as usize..][..piece.len as usize];
-                engine.model.encode(word, &mut self.memory, ids);
+                let (key, hash) = self.probes[done];
+                engine.model.encode(word(piece), key, hash, &mut self.memory, ids);
             }
+            done += 1;
         }
         self.batch.clear();
     }

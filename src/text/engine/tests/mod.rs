@@ -213,6 +213,22 @@ fn gemma_is_as_tokenizers_says() {
     check(&sentence_file());
 }
 
+/// Newlines and tabs that are not all runs: a token holds one among others, a length is missing, one stays text.
+#[test]
+fn added_tokens_that_are_no_runs_are_as_tokenizers_says() {
+    let whole = sentence_file();
+    for change in 0..3 {
+        let mut file = whole.clone();
+        let tokens = file["added_tokens"].as_array_mut().unwrap();
+        match change {
+            0 => tokens.push(added("<br>\n", 100_000, false, false)),
+            1 => tokens.retain(|t| t["content"] != "\n\n" && t["content"] != "\t"),
+            _ => tokens.iter_mut().filter(|t| t["content"] == "\t\t").for_each(|t| t["special"] = true.into()),
+        }
+        check(&file);
+    }
+}
+
 /// Gemma's way of writing, and a pre-tokenizer whose cuts no merge goes across.
 #[test]
 fn pre_tokenizers_that_change_nothing_are_known() {
