@@ -106,6 +106,7 @@ fn tokenize(out: &mut String, l: &TokenizeLine) {
         "\n# Tokenizing {documents} documents, {text:.1} MB of text in {file:.1} MB of files, {} times in a row\n",
         l.passes
     );
+    let _ = writeln!(out, "{:<40} {:>11} once; in no line below", "reading the tokenizer.json", seconds(l.load_s));
     for (name, rate) in [
         ("tokenizer alone, texts in memory", &l.tokenizer),
         ("reading, decompressing, JSON", &l.reading),

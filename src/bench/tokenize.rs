@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 
 use super::timing::{Times, cpu_seconds};
-use crate::data::build::{Corpus, TokenizeJob, Watcher, tokenize};
+use crate::data::build::{Corpus, TokenizeJob, Watcher, tokenize_loaded};
 use crate::error::bad_input;
 use crate::robust::median;
 use crate::text::corpus::{self, Input, Wanted, expand};
@@ -41,6 +41,8 @@ pub struct TokenizeLine {
     /// Passes over the text that each part makes in a round, with a cache that is empty at first.
     pub passes: usize,
     pub rounds: usize,
+    /// Seconds that reading the `tokenizer.json` took, once; in no figure below.
+    pub load_s: f64,
     /// Encoding, on one thread, texts that lie in memory.
     pub tokenizer: Rate,
     /// Reading, decompressing and taking JSON apart, on two threads.
@@ -76,7 +78,9 @@ impl Watcher for Quiet {
 pub fn measure(input: &TokenizeInput, seconds: f64) -> Result<TokenizeLine> {
     let inputs = expand(&input.inputs, None)?.inputs;
     inputs.iter().try_for_each(|i| i.check_columns(&input.field, &[]))?;
+    let began = Instant::now();
     let encoder = Arc::new(Encoder::load(&input.tokenizer, &Eod::Absent)?);
+    let load_s = began.elapsed().as_secs_f64();
     let texts = Arc::new(texts(&inputs, &input.field)?);
     let text_bytes: u64 = texts.iter().map(|t| t.len() as u64).sum();
     if text_bytes == 0 {
@@ -101,8 +105,8 @@ pub fn measure(input: &TokenizeInput, seconds: f64) -> Result<TokenizeLine> {
         rounds.push([
             timed(|| alone(&encoder, &texts, passes))?,
             timed(|| read(&repeated, &input.field))?,
-            timed(|| tokenize(&one, &mut Quiet).map(drop))?,
-            timed(|| tokenize(&two, &mut Quiet).map(drop))?,
+            timed(|| tokenize_loaded(&one, encoder.clone(), &mut Quiet).map(drop))?,
+            timed(|| tokenize_loaded(&two, encoder.clone(), &mut Quiet).map(drop))?,
         ]);
     }
     let megabytes = (text_bytes * passes as u64) as f64 / 1e6;
@@ -117,6 +121,7 @@ pub fn measure(input: &TokenizeInput, seconds: f64) -> Result<TokenizeLine> {
         file_bytes: inputs.iter().map(|i| i.file_bytes).sum(),
         passes,
         rounds: rounds.len(),
+        load_s,
         tokenizer: rate(0),
         reading: rate(1),
         one_worker: rate(2),

@@ -1,11 +1,11 @@
 //! A Hugging Face `tokenizer.json` as pretraining uses it: plain text in, ids out, no special token by accident.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -58,34 +58,72 @@ pub struct Encoder {
     unknown: Option<u32>,
 }
 
-impl Encoder {
-    /// Reads `path`. Everything that could be wrong with the tokenizer or the choice of `eod` is found here.
-    pub fn load(path: &Path, eod: &Eod) -> Result<Self> {
-        let shown = path.display();
-        let bytes = std::fs::read(path).map_err(|e| bad_input(format!("tokenizer {shown} cannot be read: {e}")))?;
-        let not_one =
-            |e: &dyn std::fmt::Display| bad_input(format!("tokenizer {shown} is not a Hugging Face tokenizer.json: {e}"));
-        let mut json: Value = serde_json::from_slice(&bytes).map_err(|e| not_one(&e))?;
-        let mut plain = Tokenizer::from_bytes(&bytes).map_err(|e| not_one(&e))?;
+/// What the file itself says, as it is to be encoded with.
+struct Draft {
+    json: Value,
+    /// Something in `json` had to be changed.
+    changed: bool,
+    special: Vec<String>,
+    /// Special tokens that are characters which text is spelt with.
+    letters: Vec<String>,
+    /// A token that ends documents, and whether the file calls it special.
+    eod: Option<(String, bool)>,
+    unknown: Option<String>,
+}
+
+impl Draft {
+    fn new(mut json: Value, eod: &Eod, path: &Path) -> Result<Self> {
         let mut special = special_tokens(&json);
         let eod = match eod {
             Eod::Absent => None,
-            Eod::Find => Some(find_eod(&special).map_err(|why| bad_input(format!("tokenizer {shown}: {why}")))?),
+            Eod::Find => Some(find_eod(&special).map_err(|why| bad_input(format!("tokenizer {}: {why}", path.display())))?),
             Eod::Token(token) => Some(token.clone()),
         };
         let eod = match eod {
             None => None,
-            Some(token) => Some((token.clone(), check_eod(&token, &plain, &json, &special, path)?)),
+            Some(token) => {
+                check_eod(&token, &json, &special, path)?;
+                let known = special.contains(&token);
+                if !known {
+                    // From here on it is one, whatever the file says.
+                    special.push(token.clone());
+                    mark_special(&mut json, &token);
+                }
+                Some((token, known))
+            }
         };
-        if let Some((token, _)) = &eod
-            && !special.contains(token)
-        {
-            // From here on it is one, whatever the file says.
-            special.push(token.clone());
-            mark_special(&mut json, token);
-            plain.add_special_tokens([AddedToken::from(token.as_str(), true)]).map_err(|e| not_one(&e))?;
+        let unknown = guard::unknown_token(&json).map(str::to_string);
+        let letters = special.iter().filter(|token| guard::is_letter(&json, token)).cloned().collect();
+        let dropout = json["model"].get("dropout").is_some_and(|d| !d.is_null());
+        if dropout {
+            json["model"]["dropout"] = Value::Null;
         }
-        let unknown = guard::unknown_token(&json).and_then(|token| plain.token_to_id(token));
+        let changed = guard::hide(&mut json, &special) || dropout;
+        Ok(Self { json, changed, special, letters, eod, unknown })
+    }
+
+    fn finish(self, mut plain: Tokenizer, engine: Result<Engine, String>, sha256: String, path: &Path) -> Result<Encoder> {
+        let Self { json, changed, special, letters, eod, unknown } = self;
+        let shown = path.display();
+        let not_one = |e: &dyn std::fmt::Display| not_a_tokenizer(path, e);
+        let eod = match eod {
+            None => None,
+            Some((token, known)) => {
+                let Some(id) = plain.token_to_id(&token) else {
+                    let others = &special[..special.len() - usize::from(!known)];
+                    let guess = did_you_mean(&token, others.iter().map(String::as_str));
+                    return Err(bad_input(format!(
+                        "--eod `{token}` is not in the vocabulary of {shown}{guess}; special tokens there: {}",
+                        list(others)
+                    )));
+                };
+                if !known {
+                    plain.add_special_tokens([AddedToken::from(token.as_str(), true)]).map_err(|e| not_one(&e))?;
+                }
+                Some((token, id))
+            }
+        };
+        let unknown = unknown.and_then(|token| plain.token_to_id(&token));
         let ids = plain.get_vocab(true).into_values();
         let vocab_size = ids.max().map_or(0, |max| max as usize + 1);
         if vocab_size == 0 {
@@ -94,29 +132,55 @@ impl Encoder {
         let mut forbidden = vec![false; vocab_size];
         for token in &special {
             if let Some(id) = plain.token_to_id(token) {
-                forbidden[id as usize] = Some(id) != unknown && !guard::is_letter(&json, token);
+                forbidden[id as usize] = Some(id) != unknown && !letters.contains(token);
             }
         }
-        let dropout = json["model"].get("dropout").is_some_and(|d| !d.is_null());
-        if dropout {
-            json["model"]["dropout"] = Value::Null;
-        }
-        let changed = guard::hide(&mut json, &special) || dropout;
-        let engine = Engine::from_json(&json, |token| plain.token_to_id(token));
-        let mut guarded: Option<Tokenizer> =
-            if changed { Some(serde_json::from_value(json).map_err(|e| not_one(&e))?) } else { None };
+        let mut guarded: Option<Tokenizer> = if changed {
+            Some(serde_json::from_value(json).map_err(|e| not_one(&e))?)
+        } else {
+            // A million small pieces of memory: nobody need wait until they are given back.
+            std::thread::spawn(|| drop(json));
+            None
+        };
         for tokenizer in [Some(&mut plain), guarded.as_mut()].into_iter().flatten() {
             tokenizer.with_padding(None);
             tokenizer.with_truncation(None).map_err(|e| not_one(&e))?;
             tokenizer.set_encode_special_tokens(true);
         }
-        let sha256 = super::sha256_hex(&bytes);
         let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        let encoder = Self { plain, guarded, engine, number, sha256, vocab_size, eod, forbidden, unknown };
+        let encoder = Encoder { plain, guarded, engine, number, sha256, vocab_size, eod, forbidden, unknown };
         if let Some(note) = encoder.slow_because() {
             tell!("note: {note}");
         }
         Ok(encoder)
+    }
+}
+
+fn not_a_tokenizer(path: &Path, why: &dyn std::fmt::Display) -> anyhow::Error {
+    bad_input(format!("tokenizer {} is not a Hugging Face tokenizer.json: {why}", path.display()))
+}
+
+impl Encoder {
+    /// Reads `path`. Everything that could be wrong with the tokenizer or the choice of `eod` is found here.
+    pub fn load(path: &Path, eod: &Eod) -> Result<Self> {
+        let shown = path.display();
+        let bytes = std::fs::read(path).map_err(|e| bad_input(format!("tokenizer {shown} cannot be read: {e}")))?;
+        let not_one = |e: &dyn std::fmt::Display| not_a_tokenizer(path, e);
+        std::thread::scope(|scope| {
+            // Large vocabularies take their time, so that `tokenizers` reads the file beside this thread. It is asked late.
+            let reading = Cell::new(Some(scope.spawn(|| Tokenizer::from_bytes(&bytes))));
+            let read = OnceCell::new();
+            let plain = || read.get_or_init(|| reading.take().map(|thread| thread.join()));
+            let json: Value = serde_json::from_slice(&bytes).map_err(|e| not_one(&e))?;
+            let draft = Draft::new(json, eod, path);
+            let id_of = |token: &str| plain().as_ref()?.as_ref().ok()?.as_ref().ok()?.token_to_id(token);
+            let engine = draft.as_ref().ok().map(|draft| Engine::from_json(&draft.json, id_of));
+            plain();
+            let plain = read.into_inner().flatten().context("reading a tokenizer.json")?;
+            let plain = plain.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(|e| not_one(&e))?;
+            let engine = engine.unwrap_or_else(|| Err(String::new()));
+            draft?.finish(plain, engine, super::sha256_hex(&bytes), path)
+        })
     }
 
     /// SHA-256 of the file, hexadecimal.
@@ -250,16 +314,9 @@ fn find_eod(special: &[String]) -> Result<String, String> {
     }
 }
 
-/// Id of the end-of-document token the user named, if text can be kept from spelling it.
-fn check_eod(token: &str, tokenizer: &Tokenizer, json: &Value, special: &[String], path: &Path) -> Result<u32> {
+/// Whether text can be kept from spelling the token that is to end documents.
+fn check_eod(token: &str, json: &Value, special: &[String], path: &Path) -> Result<()> {
     let shown = path.display();
-    let Some(id) = tokenizer.token_to_id(token) else {
-        let guess = did_you_mean(token, special.iter().map(String::as_str));
-        return Err(bad_input(format!(
-            "--eod `{token}` is not in the vocabulary of {shown}{guess}; special tokens there: {}",
-            list(special)
-        )));
-    };
     if guard::unknown_token(json) == Some(token) {
         return Err(bad_input(format!(
             "--eod `{token}` is also what {shown} gives for unknown text, so it could come from text; choose another token"
@@ -274,5 +331,5 @@ fn check_eod(token: &str, tokenizer: &Tokenizer, json: &Value, special: &[String
             list(special)
         )));
     }
-    Ok(id)
+    Ok(())
 }

@@ -24,26 +24,39 @@ fn parts(merge: &Value) -> Option<(&str, &str)> {
     }
 }
 
-/// The merge makes the entry `content`. Models with a prefix for inner pieces (`##`) drop the second part's.
-fn makes(model: &Map<String, Value>, (a, b): (&str, &str), content: &str) -> bool {
-    let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("");
-    content.strip_prefix(a) == Some(b.strip_prefix(prefix).unwrap_or(b))
+/// The prefix that a model has for inner pieces (`##`), if it has one.
+fn inner_prefix(model: &Map<String, Value>) -> Option<&str> {
+    model.get("continuing_subword_prefix").and_then(Value::as_str).filter(|prefix| !prefix.is_empty())
 }
 
-/// The model can produce the entry `content` from text.
-fn can_produce(model: &Map<String, Value>, content: &str) -> bool {
+/// The merge makes the entry `content`. Models with a prefix for inner pieces drop the second part's.
+fn makes(prefix: Option<&str>, (a, b): (&str, &str), content: &str) -> bool {
+    let b = prefix.and_then(|prefix| b.strip_prefix(prefix)).unwrap_or(b);
+    content.len() == a.len() + b.len() && content.starts_with(a) && content.ends_with(b)
+}
+
+/// Those of `contents` that the model can produce from text as entries. Vocabularies are large: each is gone through once.
+fn producible<'a>(model: &Map<String, Value>, contents: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let is_entry = |content: &str| match model.get("vocab") {
+        Some(Value::Object(vocab)) => vocab.contains_key(content),
+        Some(Value::Array(pieces)) => pieces.iter().any(|p| p.get(0).and_then(Value::as_str) == Some(content)),
+        _ => false,
+    };
+    let entries: Vec<&str> = contents.filter(|content| is_entry(content)).collect();
+    let ignores_merges = model.get("ignore_merges").and_then(Value::as_bool).unwrap_or(false);
     match (model.get("vocab"), model.get("merges").and_then(Value::as_array)) {
-        (Some(Value::Object(vocab)), Some(merges)) => {
-            let ignore_merges = model.get("ignore_merges").and_then(Value::as_bool).unwrap_or(false);
-            vocab.contains_key(content)
-                && (ignore_merges
-                    || content.chars().count() == 1
-                    || merges.iter().filter_map(parts).any(|m| makes(model, m, content)))
+        (Some(Value::Object(_)), Some(merges)) if !ignores_merges => {
+            let mut made: Vec<bool> = entries.iter().map(|entry| entry.chars().count() == 1).collect();
+            let prefix = inner_prefix(model);
+            for merge in merges.iter().filter_map(parts) {
+                for (made, entry) in made.iter_mut().zip(&entries) {
+                    *made |= makes(prefix, merge, entry);
+                }
+            }
+            entries.into_iter().zip(made).filter(|(_, made)| *made).map(|(entry, _)| entry).collect()
         }
         // Word lists look up whole pieces of text.
-        (Some(Value::Object(vocab)), None) => vocab.contains_key(content),
-        (Some(Value::Array(pieces)), _) => pieces.iter().any(|p| p.get(0).and_then(Value::as_str) == Some(content)),
-        _ => false,
+        _ => entries,
     }
 }
 
@@ -59,7 +72,7 @@ pub(super) fn unknown_token(tokenizer: &Value) -> Option<&str> {
 
 /// The model of `tokenizer` can produce the entry `content` from text.
 pub(super) fn can_spell(tokenizer: &Value, content: &str) -> bool {
-    tokenizer.get("model").and_then(Value::as_object).is_some_and(|model| can_produce(model, content))
+    tokenizer.get("model").and_then(Value::as_object).is_some_and(|model| !producible(model, [content].into_iter()).is_empty())
 }
 
 /// `content` is one character that the model spells text with.
@@ -72,9 +85,9 @@ pub(super) fn is_letter(tokenizer: &Value, content: &str) -> bool {
 pub(super) fn hide(tokenizer: &mut Value, special: &[String]) -> bool {
     let unknown = unknown_token(tokenizer).map(str::to_string);
     let Some(model) = tokenizer.get_mut("model").and_then(Value::as_object_mut) else { return false };
-    let hidden: Vec<&String> =
-        special.iter().filter(|s| unknown.as_deref() != Some(s) && s.chars().count() > 1 && can_produce(model, s)).collect();
-    let is_hidden = |name: &str| hidden.iter().any(|h| *h == name);
+    let others = special.iter().map(String::as_str).filter(|s| unknown.as_deref() != Some(*s) && s.chars().count() > 1);
+    let hidden = producible(model, others);
+    let is_hidden = |name: &str| hidden.contains(&name);
     if hidden.is_empty() {
         return false;
     }
@@ -95,8 +108,9 @@ pub(super) fn hide(tokenizer: &mut Value, special: &[String]) -> bool {
         _ => {}
     }
     if let Some(Value::Array(mut merges)) = model.remove("merges") {
+        let prefix = inner_prefix(model);
         merges.retain(|m| {
-            parts(m).is_none_or(|(a, b)| !is_hidden(a) && !is_hidden(b) && !hidden.iter().any(|h| makes(model, (a, b), h)))
+            parts(m).is_none_or(|(a, b)| !is_hidden(a) && !is_hidden(b) && !hidden.iter().any(|h| makes(prefix, (a, b), h)))
         });
         model.insert("merges".into(), Value::Array(merges));
     }

@@ -118,6 +118,11 @@ pub fn tokenize(job: &TokenizeJob, watcher: &mut impl Watcher) -> Result<Sidecar
     tokenize_selected(job, &Selection::default(), &[], watcher)
 }
 
+/// As [`tokenize`], with `encoder`, which is the job's tokenizer with its choice of `eod`.
+pub fn tokenize_loaded(job: &TokenizeJob, encoder: Arc<Encoder>, watcher: &mut impl Watcher) -> Result<Sidecar> {
+    tokenize_one(job, &Selection::default(), &[], Some(encoder), watcher)
+}
+
 /// Writes the shard `output.bin`, `.idx`, `.json`, of conversations `.mask`, of the documents that `selection` wants, and `companions`. Nothing is left under
 /// these names unless all of it went well.
 pub fn tokenize_selected(
@@ -126,11 +131,21 @@ pub fn tokenize_selected(
     companions: &[Companion],
     watcher: &mut impl Watcher,
 ) -> Result<Sidecar> {
+    tokenize_one(job, selection, companions, None, watcher)
+}
+
+fn tokenize_one(
+    job: &TokenizeJob,
+    selection: &Selection,
+    companions: &[Companion],
+    encoder: Option<Arc<Encoder>>,
+    watcher: &mut impl Watcher,
+) -> Result<Sidecar> {
     let output = prefix_of(&job.output);
     check_prefix(&output, job.overwrite)?;
     let mask = job.chat.as_ref().map(|_| mask::SUFFIX);
     let files: Vec<PathBuf> = suffixes(companions).chain(mask).map(|suffix| with_suffix(&output, suffix)).collect();
-    let task = Task::prepare(job, selection, &files)?;
+    let task = Task::prepare(job, selection, &files, encoder)?;
     let mut writer = task.create(&output, job.overwrite, companions)?;
     let mut tally = Tally::new(&job.corpus, watcher);
     let names = task.source_names();
@@ -165,7 +180,7 @@ type Seen = std::collections::HashSet<TextHash>;
 struct Task<'a> {
     job: &'a TokenizeJob,
     selection: &'a Selection,
-    encoder: Encoder,
+    encoder: Arc<Encoder>,
     chat: Option<ChatEncoder>,
     token_type: TokenType,
     workers: usize,
@@ -173,7 +188,12 @@ struct Task<'a> {
 
 impl<'a> Task<'a> {
     /// Finds what can be found wrong before anything is written. `output`: files that will be.
-    fn prepare(job: &'a TokenizeJob, selection: &'a Selection, output: &[PathBuf]) -> Result<Self> {
+    fn prepare(
+        job: &'a TokenizeJob,
+        selection: &'a Selection,
+        output: &[PathBuf],
+        encoder: Option<Arc<Encoder>>,
+    ) -> Result<Self> {
         for file in output {
             check_not_read(file, job.corpus.inputs.iter().map(|i| &i.path).chain([&job.tokenizer]))?;
         }
@@ -186,7 +206,7 @@ impl<'a> Task<'a> {
             return Err(bad_input(format!("--keep '{condition}' asks for a field, but {path} is plain text and has none")));
         }
         job.corpus.inputs.iter().try_for_each(|i| i.check_columns(&job.corpus.field, &selection.keep))?;
-        let encoder = Encoder::load(&job.tokenizer, &job.eod)?;
+        let encoder = encoder.map_or_else(|| Encoder::load(&job.tokenizer, &job.eod).map(Arc::new), Ok)?;
         let chat = job.chat.as_ref().map(|chat| chat_encoder(job, chat, &encoder)).transpose()?;
         let token_type = TokenType::for_vocab(encoder.vocab_size());
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);

@@ -56,7 +56,7 @@ pub fn tokenize_set(
             return Err(bad_input(format!("{} {text}", path.display())));
         }
     }
-    let task = Task::prepare(job, selection, &files_at_stake(job, &prefix, &manifest_file))?;
+    let task = Task::prepare(job, selection, &files_at_stake(job, &prefix, &manifest_file), None)?;
     // Held until the end: one process writes a set.
     let draft = Draft { file: writer::create_temporary(&with_suffix(&manifest_file, ".tmp"))?, path: manifest_file.clone() };
     let set = set_hash(&task, companions, limits);

@@ -22,6 +22,24 @@ pub fn hash(bytes: &[u8]) -> u64 {
     mix(hash, u64::from_le_bytes(last))
 }
 
+/// [`hash`] for the standard library's maps, of texts that nobody chose to collide.
+#[derive(Default)]
+pub struct TextHasher(u64);
+
+impl std::hash::Hasher for TextHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = mix(self.0, hash(bytes));
+    }
+
+    fn write_u8(&mut self, end: u8) {
+        self.0 = mix(self.0, end.into());
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Slot {

@@ -1,11 +1,13 @@
 //! Reading a `tokenizer.json`, and refusing what the engine does not know.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasherDefault;
 
 use serde_json::{Map, Value};
 
 use super::added::Matcher;
 use super::bridge::Bridges;
+use super::bytemap::TextHasher;
 use super::merge::MOST_MERGES;
 use super::model::{Alphabet, MOST_IDS, Model};
 use super::nfc;
@@ -216,13 +218,16 @@ fn sides(merge: &Value) -> Result<Option<(&str, &str)>, Refusal> {
     }
 }
 
+/// Entries by their texts.
+type Vocabulary<'a> = HashMap<&'a str, u32, BuildHasherDefault<TextHasher>>;
+
 /// The model as the file says it.
 struct Parts<'a> {
-    vocabulary: HashMap<&'a str, u32>,
+    vocabulary: Vocabulary<'a>,
     /// (left, right, result)
     merges: Vec<(u32, u32, u32)>,
     /// Texts of the results.
-    results: Vec<String>,
+    results: Vec<&'a str>,
     ignore_merges: bool,
 }
 
@@ -249,27 +254,35 @@ fn parts(json: &Value) -> Result<Parts<'_>, Refusal> {
         return refuse(format!("it has {} merges", list.len()));
     }
     let (mut merges, mut results) = (Vec::with_capacity(list.len()), Vec::with_capacity(list.len()));
+    let mut both = String::new();
     for merge in list {
         let Some((left, right)) = sides(merge)? else { continue };
-        let result = format!("{left}{right}");
-        match (vocabulary.get(left), vocabulary.get(right), vocabulary.get(result.as_str())) {
-            (Some(l), Some(r), Some(id)) => merges.push((*l, *r, *id)),
+        both.clear();
+        both.push_str(left);
+        both.push_str(right);
+        match (vocabulary.get(left), vocabulary.get(right), vocabulary.get_key_value(both.as_str())) {
+            (Some(l), Some(r), Some((result, id))) => {
+                merges.push((*l, *r, *id));
+                results.push(*result);
+            }
             _ => return refuse(format!("the merge `{left} {right}` is of tokens that are not in the vocabulary")),
         }
-        results.push(result);
     }
     Ok(Parts { vocabulary, merges, results, ignore_merges: flag(model, "ignore_merges", false) })
 }
 
-fn vocabulary(entries: &Map<String, Value>) -> Result<HashMap<&str, u32>, Refusal> {
-    let (mut vocabulary, mut ids) = (HashMap::with_capacity(entries.len()), HashSet::with_capacity(entries.len()));
+fn vocabulary(entries: &Map<String, Value>) -> Result<Vocabulary<'_>, Refusal> {
+    let mut vocabulary = Vocabulary::with_capacity_and_hasher(entries.len(), BuildHasherDefault::default());
+    let mut ids = Vec::with_capacity(entries.len());
     for (text, id) in entries {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < MOST_IDS);
         let Some(id) = id else { return refuse(format!("the entry `{text}` has no usable id")) };
-        if !ids.insert(id) {
-            return refuse(format!("two entries have the id {id}"));
-        }
+        ids.push(id);
         vocabulary.insert(text.as_str(), id);
+    }
+    ids.sort_unstable();
+    if let Some(twice) = ids.windows(2).find(|two| two[0] == two[1]) {
+        return refuse(format!("two entries have the id {}", twice[0]));
     }
     Ok(vocabulary)
 }
@@ -293,15 +306,9 @@ fn byte_level(level: Level, parts: &Parts<'_>) -> Result<Model, Refusal> {
     Ok(Model::new(level, Alphabet::Bytes { ids, merges, bridges }, pairs, &words, parts.ignore_merges))
 }
 
-fn sentence_level(
-    level: Level,
-    json: &Value,
-    parts: &Parts<'_>,
-    borders: &[Border],
-    runs: Runs,
-) -> Result<(Model, Sentence), Refusal> {
+fn sentence_level(level: Level, json: &Value, parts: &Parts<'_>, borders: &[Border]) -> Result<(Model, Sentence), Refusal> {
     // Where no merge goes across what the pre-tokenizer cuts, cutting changes nothing.
-    let holds_border = |token: &&String| {
+    let holds_border = |token: &&&str| {
         token.chars().zip(token.chars().skip(1)).any(|(a, b)| borders.iter().any(|border| border.is_between(a, b)))
     };
     if let Some(token) = parts.results.iter().find(holds_border) {
@@ -330,42 +337,46 @@ fn sentence_level(
         ids.resize(ids.len().max(c as usize + 1), NEVER);
         ids[c as usize] = id;
     }
-    let sentence = Sentence::new(parts.results.iter().map(String::as_str), &runs);
+    let sentence = Sentence::new(parts.results.iter().copied());
     // A piece is raw text: its spaces are spaces. Entries that no single piece can be do no harm here.
     let raw = |text: &str| text.replace(SPACE_MARK, " ").into_bytes();
     let entries = parts.vocabulary.iter().filter(|(text, _)| !text.is_empty() && !text.contains(' '));
     let words: Vec<_> = entries.map(|(text, id)| (raw(text), *id)).collect();
     let pairs = Pairs::new(&parts.merges);
-    Ok((Model::new(level, Alphabet::Characters { ids, bytes, runs }, pairs, &words, false), sentence))
+    Ok((Model::new(level, Alphabet::Characters { ids, bytes }, pairs, &words, false), sentence))
 }
 
 impl Engine {
-    /// Reads a `tokenizer.json`. `id_of` is what `tokenizers` says the id of an added token is. An error says, as a part of a
-    /// sentence, what about the file the engine does not know.
+    /// Reads a `tokenizer.json`. `id_of` is what `tokenizers` says the id of an added token is; it is asked late, when all else is
+    /// done. An error says, as a part of a sentence, what about the file the engine does not know.
     pub fn from_json(json: &Value, id_of: impl Fn(&str) -> Option<u32>) -> Result<Self, Refusal> {
         Self::at_level(json, id_of, Level::detect())
     }
 
     pub(super) fn at_level(json: &Value, id_of: impl Fn(&str) -> Option<u32>, level: Level) -> Result<Self, Refusal> {
         let preparation = preparation(json)?;
-        let (mut raw, normalized) = added(json, &preparation, id_of)?;
         let matcher = |tokens: &Added<'_>| {
             let tokens: Vec<_> = tokens.iter().map(|(text, id)| (text.as_ref(), *id)).collect();
             Matcher::new(&tokens)
         };
         let parts = parts(json)?;
-        let (model, cutter) = match preparation.splitter {
+        let (mut model, mut cutter) = match preparation.splitter {
             Some(splitter) => (byte_level(level, &parts)?, Cutter::Rule(splitter)),
             None => {
-                let runs = Runs::take_from(&mut raw);
-                let (model, sentence) = sentence_level(level, json, &parts, &preparation.borders, runs)?;
+                let (model, sentence) = sentence_level(level, json, &parts, &preparation.borders)?;
                 (model, Cutter::Sentence(sentence))
             }
         };
+        let (mut raw, normalized) = added(json, &preparation, id_of)?;
         let cuts_at_spaces = raw
             .iter()
             .chain(&normalized)
             .all(|(text, _)| !text.contains([' ', SPACE_MARK]) || text.trim_matches([' ', SPACE_MARK]).is_empty());
+        if let Cutter::Sentence(sentence) = &mut cutter {
+            let runs = Runs::take_from(&mut raw);
+            sentence.set_runs(&runs);
+            model.set_runs(runs);
+        }
         let (raw, normalized) = (matcher(&raw), matcher(&normalized));
         Ok(Self { level, raw, normalized, nfc: preparation.nfc, cutter, model, cuts_at_spaces })
     }

@@ -26,7 +26,6 @@ pub enum Alphabet {
         /// By code point; [`NEVER`] where the vocabulary does not have it.
         ids: Vec<u32>,
         bytes: [u32; 256],
-        runs: Runs,
     },
 }
 
@@ -42,6 +41,8 @@ pub struct Model {
     /// Pieces that are known to become one token.
     words: ByteMap,
     ignore_merges: bool,
+    /// Pieces that are added tokens.
+    runs: Runs,
 }
 
 /// A worker's own part: what it has learned and room for its work.
@@ -69,7 +70,7 @@ impl Memory {
 impl Model {
     /// `vocabulary`: text of every entry that a piece can be, and its id.
     pub fn new(level: Level, alphabet: Alphabet, pairs: Pairs, vocabulary: &[(Vec<u8>, u32)], ignore_merges: bool) -> Self {
-        let mut model = Self { level, alphabet, pairs, words: ByteMap::new(), ignore_merges };
+        let mut model = Self { level, alphabet, pairs, words: ByteMap::new(), ignore_merges, runs: Runs::default() };
         let by_merges: Vec<bool> = vocabulary
             .par_iter()
             .map_init(
@@ -88,6 +89,10 @@ impl Model {
         model
     }
 
+    pub fn set_runs(&mut self, runs: Runs) {
+        self.runs = runs;
+    }
+
     /// What the merges make of `text`.
     fn merge(&self, text: &[u8], merger: &mut Merger, symbols: &mut Vec<u32>) {
         symbols.clear();
@@ -96,7 +101,7 @@ impl Model {
                 symbols.extend(text.iter().map(|b| ids[*b as usize]));
                 merger.merge(self.level, &self.pairs, symbols, |_, i| merges[(text[i] as usize) << 8 | text[i + 1] as usize]);
             }
-            Alphabet::Characters { ids, bytes, .. } => {
+            Alphabet::Characters { ids, bytes } => {
                 let mut at = 0;
                 while at < text.len() {
                     let (code, length) = decode(text, at);
@@ -145,9 +150,7 @@ impl Model {
     }
 
     fn whole(&self, piece: &[u8], memory: &mut Memory, ids: &mut Vec<u32>) {
-        if let Alphabet::Characters { runs, .. } = &self.alphabet
-            && runs.encode(piece, ids)
-        {
+        if self.runs.encode(piece, ids) {
             return;
         }
         match self.words.get(piece) {

@@ -104,8 +104,7 @@ fn verdict(ascii: &[u8; 128 * 128], left: usize, right: usize) -> Verdict {
 
 impl Sentence {
     /// `tokens` are the texts of what the merges make.
-    pub fn new<'a>(tokens: impl Iterator<Item = &'a str>, runs: &Runs) -> Self {
-        let runs: Vec<u8> = runs.bytes().collect();
+    pub fn new<'a>(tokens: impl Iterator<Item = &'a str>) -> Self {
         let mut holders: HashMap<u64, Vec<Across>> = HashMap::new();
         let mut pairs = HashSet::new();
         for token in tokens {
@@ -145,7 +144,12 @@ impl Sentence {
             }
         }
         let any_asks = asks.as_flattened().iter().any(|mask| *mask != 0);
-        Self { ascii, cuts, asks, any_asks, looks, pairs: PairSet::new(&pairs), rare, runs }
+        Self { ascii, cuts, asks, any_asks, looks, pairs: PairSet::new(&pairs), rare, runs: Vec::new() }
+    }
+
+    /// From now on these characters, of which no text comes to the merges, are cut from all others and not from each other.
+    pub fn set_runs(&mut self, runs: &Runs) {
+        self.runs = runs.bytes().collect();
     }
 
     /// Whether no token holds `left` with a space behind it; false where that would take a closer look.
