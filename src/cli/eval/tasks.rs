@@ -53,20 +53,26 @@ pub fn run(args: &RunArgs, model_dir: &Path, output: &Path, backend: BackendName
     let mut tokenizer = tokenizer(args.tokenizer.as_deref(), model_dir, &source)?;
     let library = library(args)?;
     in_pool(args.threads, || {
-        let tasks = Tasks::build(nodes, &library, &build_options)?;
-        tasks.skipped.iter().for_each(|(_, says)| tell!("warning: left out: {says}"));
-        tasks.notes().iter().for_each(|n| tell!("note: {n}"));
         let encoding = Encoding { compat: options.compat.compat(), add_special: options.add_bos_token, max_length };
-        if tasks.text_bytes() > MUCH_TEXT {
-            tokenizer.speed_up()?;
-        }
-        let (plans, work) = plan_all(&tasks.built, &tokenizer, &encoding)?;
+        let plan = || {
+            let tasks = Tasks::build(nodes, &library, &build_options)?;
+            tasks.skipped.iter().for_each(|(_, says)| tell!("warning: left out: {says}"));
+            tasks.notes().iter().for_each(|n| tell!("note: {n}"));
+            if tasks.text_bytes() > MUCH_TEXT {
+                tokenizer.speed_up()?;
+            }
+            let (plans, work) = plan_all(&tasks.built, &tokenizer, &encoding)?;
+            anyhow::Ok((tasks, plans, work))
+        };
+        // The files of a large model take their time to be hashed.
+        let (planned, identity) = rayon::join(plan, || identity::of(&source));
+        let (tasks, plans, work) = planned?;
         let session = Session {
             args,
             model_dir,
             output,
             source: &source,
-            identity: identity::of(&source)?,
+            identity: identity?,
             tokenizer: &tokenizer,
             precision: args.dtype.map_or_else(|| source.precision(), |d| d.precision()),
             backend,

@@ -129,14 +129,11 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
         Ok(memo.ids.clone())
     }
 
-    /// As `encode`, of the text of `memo` with `more` behind it.
-    fn encode_longer(&self, memo: &Memo, more: &str) -> Result<Vec<u32>> {
+    /// As `encode`, of the text of `memo` with `more` behind it: how many of the first ids are those of `memo`, and the others.
+    fn encode_longer(&self, memo: &Memo, more: &str) -> Result<(usize, Vec<u32>)> {
         let (at, ids) = memo.cuts.last().copied().unwrap_or_default();
         let rest = format!("{}{more}", &memo.text[at..]);
-        if at == 0 {
-            return self.encode(&rest);
-        }
-        Ok([&memo.ids[..ids], &self.tokenizer.encode(&rest, false)?].concat())
+        Ok((ids, if at == 0 { self.encode(&rest)? } else { self.tokenizer.encode(&rest, false)? }))
     }
 
     /// Ids of a log-likelihood request (rules 1 to 4).
@@ -152,9 +149,10 @@ impl<T: Encode + ?Sized> Encoder<'_, T> {
         let kept = rstrip(context);
         let moved = format!("{}{continuation}", &context[kept.len()..]);
         let alone = self.encode_after(kept, memo)?;
-        let whole = self.encode_longer(memo, &moved)?;
-        let mut pair = Pair { boundary_mismatch: !whole.starts_with(&alone), ..Pair::default() };
-        pair.continuation = whole.get(alone.len()..).unwrap_or_default().to_vec();
+        let (known, mut whole) = self.encode_longer(memo, &moved)?;
+        let rest = &alone[known..];
+        let mut pair = Pair { boundary_mismatch: !whole.starts_with(rest), ..Pair::default() };
+        pair.continuation = whole.split_off(rest.len().min(whole.len()));
         pair.context = alone;
         if pair.context.is_empty() {
             // White space alone, and the tokenizer adds nothing: lm-eval stops here with an assertion.

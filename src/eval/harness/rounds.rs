@@ -52,9 +52,14 @@ fn key(kind: &str, parts: &[&[u32]], more: &[u8]) -> Key {
     out
 }
 
-/// Context, continuation and where they part.
-pub fn pair_key(pair: &Pair) -> Key {
-    key("pair", &[&pair.context, &pair.continuation], &[])
+/// Context, continuation and where they part, of each pair. A context that neighbours share is hashed once.
+pub fn pair_keys(pairs: &[Pair]) -> Vec<Key> {
+    let sharing: Vec<&[Pair]> = pairs.chunk_by(|a, b| Arc::ptr_eq(&a.context, &b.context)).collect();
+    let keys = |sharing: &&[Pair]| -> Vec<Key> {
+        let context = key("context", &[&sharing[0].context], &[]);
+        sharing.iter().map(|pair| key("pair", &[&pair.continuation], &context)).collect()
+    };
+    sharing.par_iter().flat_map_iter(keys).collect()
 }
 
 /// Prompt and all parameters.
@@ -76,17 +81,13 @@ pub fn firsts(keys: &[Key]) -> Vec<usize> {
 
 /// The rounds of the pairs of `items`.
 pub fn of_pairs(pairs: &[Pair], items: Vec<usize>) -> Rounds {
-    let order = |a: &usize, b: &usize| {
-        let (a, b) = (&pairs[*a], &pairs[*b]);
-        in_order(a, b).then_with(|| a.continuation.cmp(&b.continuation))
-    };
+    let ranks = context_ranks(pairs, &items);
+    let order =
+        |a: &usize, b: &usize| ranks[*a].cmp(&ranks[*b]).then_with(|| pairs[*a].continuation.cmp(&pairs[*b].continuation));
     let shared = |a: usize, b: usize| {
+        let same = ranks[a] == ranks[b];
         let (a, b) = (&pairs[a], &pairs[b]);
-        if in_order(a, b).is_eq() {
-            a.context.len() + common(&a.continuation, &b.continuation)
-        } else {
-            common(&a.context, &b.context)
-        }
+        if same { a.context.len() + common(&a.continuation, &b.continuation) } else { common(&a.context, &b.context) }
     };
     // The last token is no input.
     cut(items, order, shared, |i| pairs[i].context.len() + pairs[i].continuation.len() - 1, 0, PAIR_TOKENS)
@@ -103,13 +104,32 @@ pub fn of_generations(generations: &[Generation], items: Vec<usize>) -> Rounds {
     cut(items, order, shared, |i| generations[i].prompt.len(), longest, GENERATION_TOKENS)
 }
 
-/// Of contexts; the choices of a document share theirs.
-fn in_order(a: &Pair, b: &Pair) -> Ordering {
-    if Arc::ptr_eq(&a.context, &b.context) { Ordering::Equal } else { a.context.cmp(&b.context) }
+/// For each pair of `items` the place of its context among all contexts; equal ones have one place. The choices of a document share
+/// theirs, which is compared once.
+fn context_ranks(pairs: &[Pair], items: &[usize]) -> Vec<u32> {
+    let mut sharing: Vec<&[usize]> = items.chunk_by(|a, b| Arc::ptr_eq(&pairs[*a].context, &pairs[*b].context)).collect();
+    let compare = |a: &&[usize], b: &&[usize]| in_order(&pairs[a[0]].context, &pairs[b[0]].context);
+    sharing.par_sort_by(compare);
+    let mut ranks = vec![0; pairs.len()];
+    let mut rank = 0;
+    for (at, group) in sharing.iter().enumerate() {
+        rank += u32::from(at > 0 && compare(&sharing[at - 1], group).is_ne());
+        group.iter().for_each(|item| ranks[*item] = rank);
+    }
+    ranks
 }
 
+/// As slices compare, sooner for those that begin alike.
+fn in_order(a: &[u32], b: &[u32]) -> Ordering {
+    let start = common(a, b);
+    a[start..].cmp(&b[start..])
+}
+
+/// How many ids both begin with.
 fn common(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    const CHUNK: usize = 32;
+    let equal = a.as_chunks::<CHUNK>().0.iter().zip(b.as_chunks::<CHUNK>().0).take_while(|(a, b)| a == b).count() * CHUNK;
+    equal + a[equal..].iter().zip(&b[equal..]).take_while(|(a, b)| a == b).count()
 }
 
 fn cut(
@@ -168,6 +188,14 @@ mod tests {
         let mut all: Vec<usize> = rounds.iter().flat_map(|r| r.items.clone()).collect();
         all.sort_unstable();
         assert_eq!(all, (0..pairs.len()).collect::<Vec<_>>());
+        // Nor does it matter whether choices share one context or have copies of it.
+        let mut sharing = pairs.clone();
+        for i in 1..sharing.len() {
+            if sharing[i - 1].context == sharing[i].context {
+                sharing[i].context = sharing[i - 1].context.clone();
+            }
+        }
+        assert_eq!(of_pairs(&sharing, (0..pairs.len()).collect()).each, rounds);
         // The order of the requests does not change who works together.
         let turned: Vec<Pair> = pairs.iter().rev().cloned().collect();
         let again = of_pairs(&turned, (0..turned.len()).collect()).each;
@@ -188,8 +216,9 @@ mod tests {
     #[test]
     fn keys_tell_requests_apart() {
         let (a, b) = (pair(vec![1, 2], vec![3]), pair(vec![1], vec![2, 3]));
-        assert_ne!(pair_key(&a), pair_key(&b));
-        assert_eq!(firsts(&[pair_key(&a), pair_key(&b), pair_key(&a)]), [0, 1, 0]);
+        // The last two share their context.
+        let keys = pair_keys(&[a.clone(), b.clone(), pair(vec![1, 2], vec![3]), b.clone(), Pair { continuation: vec![4], ..b }]);
+        assert_eq!(firsts(&keys), [0, 1, 0, 1, 4]);
         let g = Generation {
             prompt: vec![1],
             max_tokens: 4,

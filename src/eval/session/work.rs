@@ -71,7 +71,7 @@ pub fn answer(
     log: &mut RequestLog,
     watch: &mut dyn Watch,
 ) -> Result<(Answers, Spent)> {
-    let pairs = Queue::new(work.pairs.par_iter().map(rounds::pair_key).collect(), |items| rounds::of_pairs(&work.pairs, items));
+    let pairs = Queue::new(rounds::pair_keys(&work.pairs), |items| rounds::of_pairs(&work.pairs, items));
     let keys = work.generations.par_iter().map(rounds::generation_key).collect();
     let texts = Queue::new(keys, |items| rounds::of_generations(&work.generations, items));
     watch.begin(pairs.tokens() + texts.tokens());

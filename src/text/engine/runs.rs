@@ -1,8 +1,8 @@
 //! Added tokens that are one character again and again, as Gemma's newlines and tabs are.
 //!
-//! Where there is one for every number up to some number, and no other added token holds the character, it never reaches the merges,
-//! and its tokens follow from the length of a run alone. So a run is a piece as others are, which the cache of words knows: finding such tokens
-//! first would break a text at the end of each line.
+//! Where there is one for every number up to some number, and no other added token holds the character, it never reaches the
+//! merges, and its tokens follow from the length of a run alone. So a run is a piece as others are, which the cache of words
+//! knows: finding such tokens first would break a text at the end of each line.
 
 use std::borrow::Cow;
 
@@ -26,7 +26,7 @@ impl Runs {
     pub fn take_from(tokens: &mut Vec<Added<'_>>) -> Self {
         let mut runs = Self::default();
         for byte in 0..128u8 {
-            // The mark of spaces is not ASCII; spaces themselves may be held by merges, and by marks that are found in text.
+            // To the cutter a space and its mark are one character, to added tokens they are two: no runs of spaces.
             let mut holding: Vec<_> = tokens.iter().filter(|(text, _)| byte != b' ' && text.as_bytes().contains(&byte)).collect();
             holding.sort_by_key(|(text, _)| text.len());
             let is_run =
