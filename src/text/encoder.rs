@@ -1,7 +1,7 @@
 //! A Hugging Face `tokenizer.json` as pretraining uses it: plain text in, ids out, no special token by accident.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -168,18 +168,19 @@ impl Encoder {
         let not_one = |e: &dyn std::fmt::Display| not_a_tokenizer(path, e);
         std::thread::scope(|scope| {
             // Large vocabularies take their time, so that `tokenizers` reads the file beside this thread. It is asked late.
-            let reading = Cell::new(Some(scope.spawn(|| Tokenizer::from_bytes(&bytes))));
+            let reading = Cell::new(Some(scope.spawn(|| Tokenizer::from_bytes(&bytes).map_err(|e| not_one(&e)))));
+            let join = || reading.take().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
             let read = OnceCell::new();
-            let plain = || read.get_or_init(|| reading.take().map(|thread| thread.join()));
             let json: Value = serde_json::from_slice(&bytes).map_err(|e| not_one(&e))?;
-            let draft = Draft::new(json, eod, path);
-            let id_of = |token: &str| plain().as_ref()?.as_ref().ok()?.as_ref().ok()?.token_to_id(token);
-            let engine = draft.as_ref().ok().map(|draft| Engine::from_json(&draft.json, id_of));
-            plain();
-            let plain = read.into_inner().flatten().context("reading a tokenizer.json")?;
-            let plain = plain.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(|e| not_one(&e))?;
-            let engine = engine.unwrap_or_else(|| Err(String::new()));
-            draft?.finish(plain, engine, super::sha256_hex(&bytes), path)
+            let drafted = Draft::new(json, eod, path).map(|draft| {
+                let id_of = |token: &str| read.get_or_init(join).as_ref()?.as_ref().ok()?.token_to_id(token);
+                let engine = Engine::from_json(&draft.json, id_of);
+                (draft, engine)
+            });
+            // What `tokenizers` says of the file comes before what is wrong with the rest.
+            let plain = read.into_inner().unwrap_or_else(join).context("reading a tokenizer.json")??;
+            let (draft, engine) = drafted?;
+            draft.finish(plain, engine, super::sha256_hex(&bytes), path)
         })
     }
 

@@ -48,6 +48,7 @@ fn producible<'a>(model: &Map<String, Value>, contents: impl Iterator<Item = &'a
         (Some(Value::Object(_)), Some(merges)) if !ignores_merges => {
             let mut made: Vec<bool> = entries.iter().map(|entry| entry.chars().count() == 1).collect();
             let prefix = inner_prefix(model);
+            let merges = if made.contains(&false) { &merges[..] } else { &[] };
             for merge in merges.iter().filter_map(parts) {
                 for (made, entry) in made.iter_mut().zip(&entries) {
                     *made |= makes(prefix, merge, entry);

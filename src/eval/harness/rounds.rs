@@ -97,7 +97,7 @@ pub fn of_pairs(pairs: &[Pair], items: Vec<usize>) -> Rounds {
 pub fn of_generations(generations: &[Generation], items: Vec<usize>) -> Rounds {
     let order = |a: &usize, b: &usize| {
         let (a, b) = (&generations[*a], &generations[*b]);
-        a.prompt.cmp(&b.prompt).then(a.repeat.cmp(&b.repeat))
+        in_order(&a.prompt, &b.prompt).then(a.repeat.cmp(&b.repeat))
     };
     let longest = items.iter().map(|i| generations[*i].max_tokens).max().unwrap_or(0);
     let shared = |a: usize, b: usize| common(&generations[a].prompt, &generations[b].prompt);
@@ -126,7 +126,7 @@ fn in_order(a: &[u32], b: &[u32]) -> Ordering {
 }
 
 /// How many ids both begin with.
-fn common(a: &[u32], b: &[u32]) -> usize {
+pub fn common(a: &[u32], b: &[u32]) -> usize {
     const CHUNK: usize = 32;
     let equal = a.as_chunks::<CHUNK>().0.iter().zip(b.as_chunks::<CHUNK>().0).take_while(|(a, b)| a == b).count() * CHUNK;
     equal + a[equal..].iter().zip(&b[equal..]).take_while(|(a, b)| a == b).count()

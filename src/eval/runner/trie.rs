@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::eval::harness::rounds::common;
+
 /// The node above all sequences; it has no tokens.
 pub const ROOT: usize = 0;
 
@@ -62,7 +64,7 @@ impl Trie {
                 break;
             };
             let own = &self.tokens[self.nodes[child].tokens.clone()];
-            let shared = own.iter().zip(&ids[at..]).take_while(|(a, b)| a == b).count();
+            let shared = common(own, &ids[at..]);
             node = if shared < own.len() { self.split(child, shared) } else { child };
             at += shared;
         }
