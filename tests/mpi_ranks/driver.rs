@@ -11,7 +11,8 @@ const RANKS: usize = 4;
 /// A job that takes longer hangs: each takes few seconds, of which one or two are its own waiting.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A job, whether it succeeds, and what stands in its output.
+/// A job, whether it succeeds, and what stands in its output: each of these sentences, of which `|` parts those that stand for one
+/// another. (Where two ranks disagree, either may be the first to find it, and is the one that tells.)
 struct Job {
     name: &'static str,
     succeeds: bool,
@@ -29,12 +30,16 @@ const JOBS: [Job; 11] = [
     Job {
         name: "other-size",
         succeeds: false,
-        says: &["ranks disagree", "and expects 400000 bytes from rank 0", "sent 200000 bytes"],
+        says: &[
+            "ranks disagree",
+            "and expects 400000 bytes from rank 0|and expects 200000 bytes from rank ",
+            "sent 200000 bytes|sent 400000 bytes",
+        ],
     },
     Job {
         name: "other-short-size",
         succeeds: false,
-        says: &["ranks disagree", "and expects 8 bytes from rank 0", "sent 4 bytes"],
+        says: &["ranks disagree", "and expects 8 bytes from rank 0|and expects 4 bytes from rank ", "sent 4 bytes|sent 8 bytes"],
     },
     Job {
         name: "late",
@@ -121,7 +126,7 @@ fn problem_of(job: &Job, outcome: &Outcome) -> Option<String> {
         Some(succeeded) if succeeded != job.succeeds => return Some("it ended the wrong way".into()),
         _ => {}
     }
-    if let Some(missing) = job.says.iter().find(|s| !outcome.text.contains(**s)) {
+    if let Some(missing) = job.says.iter().find(|s| !s.split('|').any(|s| outcome.text.contains(s))) {
         return Some(format!("it does not say {missing:?}"));
     }
     let pids: Vec<&str> = outcome.text.lines().filter_map(|l| l.strip_prefix("pid ")).collect();
