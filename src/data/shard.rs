@@ -62,12 +62,15 @@ impl TokenType {
     }
     /// Appends ids, all of which the type can hold, as they lie in a `.bin`.
     pub fn append(self, ids: &[u32], bytes: &mut Vec<u8>) {
-        let first = bytes.len();
-        bytes.resize(first + ids.len() * self.bytes() as usize, 0);
-        let added = &mut bytes[first..];
         match self {
-            Self::U16 => added.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(to, id)| *to = (*id as u16).to_le_bytes()),
-            Self::I32 => added.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(to, id)| *to = id.to_le_bytes()),
+            Self::U16 => {
+                let first = bytes.len();
+                bytes.resize(first + ids.len() * 2, 0);
+                bytes[first..].as_chunks_mut().0.iter_mut().zip(ids).for_each(|(to, id)| *to = (*id as u16).to_le_bytes());
+            }
+            // As they lie in memory.
+            Self::I32 if cfg!(target_endian = "little") => bytes.extend_from_slice(bytemuck::cast_slice(ids)),
+            Self::I32 => bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes())),
         }
     }
     fn from_code(code: u8) -> Result<Self> {

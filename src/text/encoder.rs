@@ -3,13 +3,13 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::engine::{Engine, Worker};
+use super::engine::{Cache, Engine, Worker};
 use super::guard;
 use crate::error::{bad_input, did_you_mean};
 
@@ -27,15 +27,12 @@ pub enum Eod {
 /// Special tokens that end a document in one family of models or another.
 const KNOWN_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>", "<|endofdocument|>"];
 
-/// Memory that each thread's cache of words may take.
+/// Memory that the cache of words, which all threads share, may take.
 const CACHE_BYTES: usize = 128 << 20;
 
-/// Encoders are numbered, so that a thread can tell whether the worker it has is of this one.
-static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
-
 thread_local! {
-    /// The worker of this thread, and the number of the encoder it has served.
-    static WORKER: RefCell<Option<(u64, Worker)>> = const { RefCell::new(None) };
+    /// The worker of this thread, of the encoder that it has served last.
+    static WORKER: RefCell<Option<Worker>> = const { RefCell::new(None) };
 }
 
 /// Turns text into ids exactly as Hugging Face `tokenizers` does with `split_special_tokens=True` and without a
@@ -49,13 +46,42 @@ pub struct Encoder {
     guarded: Option<Tokenizer>,
     /// The engine of this project, or why it leaves this file to `tokenizers`.
     engine: Result<Engine, String>,
-    number: u64,
+    /// What the engine's workers have learnt.
+    cache: Arc<Cache>,
     sha256: String,
     vocab_size: usize,
     eod: Option<(String, u32)>,
-    /// `forbidden[id]`: text must not become this id.
-    forbidden: Vec<bool>,
+    forbidden: Forbidden,
     unknown: Option<u32>,
+}
+
+/// Ids that text must not become.
+#[derive(Debug)]
+struct Forbidden {
+    by_id: Vec<bool>,
+    /// The longest row of ids that are not: all of nearly any text.
+    free: std::ops::Range<u32>,
+}
+
+impl Forbidden {
+    fn new(by_id: Vec<bool>) -> Self {
+        let (mut free, mut from) = (0..0, 0);
+        for rest in by_id.split(|forbidden| *forbidden) {
+            let row = from..from + rest.len() as u32;
+            from = row.end + 1;
+            free = if row.len() > free.len() { row } else { free };
+        }
+        Self { by_id, free }
+    }
+
+    fn first_in(&self, ids: &[u32]) -> Option<u32> {
+        let (from, count) = (self.free.start, self.free.len() as u32);
+        // Without an early end: so vectors do it.
+        if ids.iter().fold(true, |all, id| all & (id.wrapping_sub(from) < count)) {
+            return None;
+        }
+        ids.iter().copied().find(|id| self.by_id.get(*id as usize).is_none_or(|forbidden| *forbidden))
+    }
 }
 
 /// What the file itself says, as it is to be encoded with.
@@ -147,8 +173,9 @@ impl Draft {
             tokenizer.with_truncation(None).map_err(|e| not_one(&e))?;
             tokenizer.set_encode_special_tokens(true);
         }
-        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        let encoder = Encoder { plain, guarded, engine, number, sha256, vocab_size, eod, forbidden, unknown };
+        let forbidden = Forbidden::new(forbidden);
+        let cache = Arc::new(Cache::new(CACHE_BYTES));
+        let encoder = Encoder { plain, guarded, engine, cache, sha256, vocab_size, eod, forbidden, unknown };
         if let Some(note) = encoder.slow_because() {
             tell!("note: {note}");
         }
@@ -229,11 +256,16 @@ impl Encoder {
         if !done {
             ids.extend_from_slice(self.by_tokenizers(text, false)?.get_ids());
         }
-        if let Some(id) = ids[first..].iter().find(|id| self.forbidden.get(**id as usize).is_none_or(|forbidden| *forbidden)) {
-            let token = self.plain.id_to_token(*id).unwrap_or_default();
+        if let Some(id) = self.forbidden.first_in(&ids[first..]) {
+            let token = self.plain.id_to_token(id).unwrap_or_default();
             return Err(anyhow!("the tokenizer made the special token `{token}` (id {id}) from plain text"));
         }
         Ok(())
+    }
+
+    /// Forgets the words that were met: what is measured next is a first pass.
+    pub fn forget(&self) {
+        self.cache.clear();
     }
 
     /// The first place from `from` on where `text` can be cut, whatever stands in it elsewhere: its ids are those of the two parts, one
@@ -247,10 +279,10 @@ impl Encoder {
     /// Appends ids by the engine; false, and nothing appended, if the text is too long for it.
     fn by_engine(&self, engine: &Engine, text: &str, ids: &mut Vec<u32>) -> bool {
         WORKER.with_borrow_mut(|slot| {
-            if slot.as_ref().is_none_or(|(number, _)| *number != self.number) {
-                *slot = Some((self.number, Worker::new(CACHE_BYTES)));
+            if slot.as_ref().is_none_or(|worker| !worker.has(&self.cache)) {
+                *slot = Some(Worker::new(self.cache.clone()));
             }
-            slot.as_mut().is_some_and(|(_, worker)| worker.encode(engine, text, ids))
+            slot.as_mut().is_some_and(|worker| worker.encode(engine, text, ids))
         })
     }
 

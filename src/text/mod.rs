@@ -10,6 +10,7 @@ pub mod encoder;
 mod engine;
 pub mod filter;
 mod guard;
+mod line;
 pub mod record;
 pub mod vocab;
 

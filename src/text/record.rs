@@ -1,5 +1,6 @@
 //! From a record to a document's text: JSON, Unicode repair, and what to do with what cannot be used.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserializer as _;
@@ -7,6 +8,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 
 use super::corpus::{Block, Content, Layout};
 use super::filter::{Condition, Value};
+use super::line;
 
 /// What to do with a record that is not as it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +23,8 @@ pub enum OnBad {
 
 /// Text of one document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Document {
-    pub text: String,
+pub struct Document<'a> {
+    pub text: Cow<'a, str>,
     /// U+FFFD put in where the bytes were not Unicode.
     pub replaced: u64,
 }
@@ -67,21 +69,29 @@ pub fn bytes_of(block: &Block, number: usize) -> Result<&[u8], Fault> {
     }
 }
 
-/// The document in a record of a block, and whether it meets all conditions.
-pub fn document_of(
-    block: &Block,
+/// The document in a record of a block, and whether it meets all conditions. `room` is for the text where it does not lie in the block
+/// as it is; to be given again for the next one.
+pub fn document_of<'a>(
+    block: &'a Block,
     number: usize,
     layout: Layout,
     field: &str,
     on_bad: OnBad,
     keep: &[Condition],
-) -> Result<(Document, bool), Fault> {
+    room: &'a mut Vec<u8>,
+) -> Result<(Document<'a>, bool), Fault> {
     let bytes = bytes_of(block, number)?;
     let (document, met) = match layout {
         Layout::Text => (repair(bytes), keep.is_empty()),
         Layout::JsonLines => {
-            let (text, met) = json_field(bytes, field, keep)?;
-            (repair_owned(text), met)
+            if keep.is_empty()
+                && let Some(text) = line::text_of(bytes, field.as_bytes(), room)
+            {
+                (repair(text), true)
+            } else {
+                let (text, met) = json_field(bytes, field, keep)?;
+                (repair_owned(text), met)
+            }
         }
         Layout::Parquet => {
             let values = &block.fields[number * keep.len()..][..keep.len()];
@@ -94,32 +104,39 @@ pub fn document_of(
     Ok((document, met))
 }
 
-/// As [`repair`], without a copy where there is nothing to repair.
-fn repair_owned(bytes: Vec<u8>) -> Document {
+/// As [`repair`], of bytes of one's own.
+fn repair_owned(bytes: Vec<u8>) -> Document<'static> {
     match String::from_utf8(bytes) {
-        Ok(text) => Document { text, replaced: 0 },
-        Err(e) => repair(e.as_bytes()),
+        Ok(text) => Document { text: text.into(), replaced: 0 },
+        Err(e) => repaired(e.as_bytes()),
     }
 }
 
 /// UTF-8 with one U+FFFD for each part that is not: a lone surrogate (three bytes, as JSON's `\ud800` comes here) or, as
 /// everywhere, a maximal piece of a broken sequence.
-pub(super) fn repair(bytes: &[u8]) -> Document {
-    let mut document = Document { text: String::with_capacity(bytes.len()), replaced: 0 };
+pub(super) fn repair(bytes: &[u8]) -> Document<'_> {
+    match simdutf8::basic::from_utf8(bytes) {
+        Ok(text) => Document { text: text.into(), replaced: 0 },
+        Err(_) => repaired(bytes),
+    }
+}
+
+fn repaired(bytes: &[u8]) -> Document<'static> {
+    let (mut text, mut replaced) = (String::with_capacity(bytes.len()), 0);
     let mut rest = bytes;
     while !rest.is_empty() {
         let Some(chunk) = rest.utf8_chunks().next() else { break };
-        document.text.push_str(chunk.valid());
+        text.push_str(chunk.valid());
         rest = &rest[chunk.valid().len()..];
         let bad = chunk.invalid().len();
         if bad > 0 {
             let surrogate = matches!(rest, [0xed, 0xa0..=0xbf, 0x80..=0xbf, ..]);
             rest = &rest[if surrogate { 3 } else { bad }..];
-            document.text.push(char::REPLACEMENT_CHARACTER);
-            document.replaced += 1;
+            text.push(char::REPLACEMENT_CHARACTER);
+            replaced += 1;
         }
     }
-    document
+    Document { text: text.into(), replaced }
 }
 
 /// Raw bytes of a top-level field of a JSON object, and whether the object meets all conditions; the last one counts if a field
@@ -261,15 +278,18 @@ impl Visitor<'_> for TextSeed {
 mod tests {
     use super::*;
 
-    fn document(bytes: &[u8], layout: Layout, keep: &[&str], on_bad: OnBad) -> Result<(Document, bool), Fault> {
+    fn document(bytes: &[u8], layout: Layout, keep: &[&str], on_bad: OnBad) -> Result<(Document<'static>, bool), Fault> {
         let keep: Vec<Condition> = keep.iter().map(|c| c.parse().unwrap()).collect();
-        document_of(&Block::of_one(bytes), 0, layout, "text", on_bad, &keep)
+        let own = |(document, met): (Document<'_>, bool)| {
+            (Document { text: document.text.into_owned().into(), replaced: document.replaced }, met)
+        };
+        document_of(&Block::of_one(bytes), 0, layout, "text", on_bad, &keep, &mut Vec::new()).map(own)
     }
-    fn json(line: &[u8]) -> Result<Document, Fault> {
+    fn json(line: &[u8]) -> Result<Document<'static>, Fault> {
         document(line, Layout::JsonLines, &[], OnBad::Replace).map(|(document, _)| document)
     }
     fn text(line: &[u8]) -> String {
-        json(line).unwrap().text
+        json(line).unwrap().text.into_owned()
     }
 
     #[test]
@@ -302,7 +322,7 @@ mod tests {
         ];
         for (escaped, expected, replaced) in cases {
             let got = json(format!("{{\"text\":\"{escaped}\"}}").as_bytes()).unwrap();
-            assert_eq!((got.text.as_str(), got.replaced), (expected, replaced), "{escaped}");
+            assert_eq!((&*got.text, got.replaced), (expected, replaced), "{escaped}");
         }
     }
 
@@ -317,7 +337,7 @@ mod tests {
             (b"\xc0\x80", "\u{fffd}\u{fffd}", 2),
         ] {
             let got = document(bytes, Layout::Text, &[], OnBad::Replace).unwrap().0;
-            assert_eq!((got.text.as_str(), got.replaced), (expected, replaced), "{bytes:x?}");
+            assert_eq!((&*got.text, got.replaced), (expected, replaced), "{bytes:x?}");
             assert_eq!(got.text, String::from_utf8_lossy(bytes));
             for policy in [OnBad::Skip, OnBad::Fail] {
                 assert_eq!(document(bytes, Layout::Text, &[], policy), Err(Fault::NotUnicode(replaced)));

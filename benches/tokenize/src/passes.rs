@@ -2,13 +2,14 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::engine::Worker;
+use crate::engine::{Cache, Worker};
 use crate::{clock, corpus, tokenizer};
 
-/// As `zaya tokenize` gives each thread.
+/// As `zaya tokenize` gives all its threads.
 const CACHE_BYTES: usize = 128 << 20;
 
 pub fn run(args: impl Iterator<Item = String>) -> Result<bool> {
@@ -19,7 +20,7 @@ pub fn run(args: impl Iterator<Item = String>) -> Result<bool> {
     let engine = tokenizer::load(&PathBuf::from(path))?.engine;
     let engine = engine.map_err(|why| anyhow!("{path}: the engine does not take it: {why}"))?;
     let documents = corpus::read_framed(&PathBuf::from(documents))?;
-    let mut worker = Worker::new(CACHE_BYTES);
+    let mut worker = Worker::new(Arc::new(Cache::new(CACHE_BYTES)));
     let (mut thread, mut process, mut ids, mut tokens) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for _ in 0..passes.parse::<usize>().context("the number of passes")? {
         let start = (clock::thread_cpu(), clock::process_cpu());

@@ -1,10 +1,11 @@
 //! Speed on text made to be slow: long runs, base64, Chinese without a break.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::engine::Worker;
+use crate::engine::{Cache, Worker};
 use crate::fuzz::Random;
 use crate::{clock, tokenizer};
 
@@ -36,7 +37,7 @@ pub fn run(args: impl Iterator<Item = String>) -> Result<bool> {
         let both = tokenizer::load(Path::new(&path))?;
         let engine = both.engine.map_err(|why| anyhow::anyhow!("{path}: the engine does not take it: {why}"))?;
         for (name, text) in &cases {
-            let (mut worker, mut ids) = (Worker::new(CACHE_BYTES), Vec::new());
+            let (mut worker, mut ids) = (Worker::new(Arc::new(Cache::new(CACHE_BYTES))), Vec::new());
             let start = clock::thread_cpu();
             worker.encode(&engine, text, &mut ids);
             let speed = text.len() as f64 / 1e6 / (clock::thread_cpu() - start);

@@ -8,13 +8,14 @@
 //! differs.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use rayon::prelude::*;
 
-use crate::engine::{Engine, Worker};
+use crate::engine::{Cache, Engine, Worker};
 use crate::fuzz::{Random, document};
 use crate::{corpus, tokenizer};
 
@@ -111,12 +112,14 @@ fn compare(
     let start = Instant::now();
     let expected = expected(store, reference, documents)?;
     anyhow::ensure!(expected.len() == documents.len(), "stored fingerprints are of other documents");
+    // Shared, as by the workers of `zaya tokenize`.
+    let cache = Arc::new(Cache::new(CACHE_BYTES));
     let (tokens, shown) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let different: usize = documents
         .par_iter()
         .zip(expected)
         .map_init(
-            || (Worker::new(CACHE_BYTES), Vec::new()),
+            || (Worker::new(cache.clone()), Vec::new()),
             |(worker, ids), (text, expected)| {
                 ids.clear();
                 worker.encode(engine, text, ids);

@@ -18,6 +18,9 @@ use crate::text::chat::{ChatEncoder, marks};
 use crate::text::corpus::{Block, Blocks, Place};
 use crate::text::record::{Document, Fault, bytes_of, document_of, field_names};
 
+/// Memory for one record's or one block's texts and ids that grew larger is given back.
+const KEEP: usize = 16 << 20;
+
 /// 128 bits of a text's BLAKE3 hash.
 pub(super) type TextHash = [u8; 16];
 
@@ -61,21 +64,42 @@ pub(super) struct Rules<'a> {
     pub token_type: TokenType,
 }
 
+/// What a worker keeps from one record to the next: room for a text and for its ids.
+#[derive(Default)]
+struct Room {
+    text: Vec<u8>,
+    ids: Vec<u32>,
+}
+
+impl Room {
+    /// Gives memory back after an unusually long record.
+    fn shrink(&mut self) {
+        if self.text.capacity() > KEEP {
+            self.text = Vec::new();
+        }
+        if self.ids.capacity() > KEEP / size_of::<u32>() {
+            self.ids = Vec::new();
+        }
+    }
+}
+
 impl Rules<'_> {
-    fn encode(&self, mut block: Block, ids: &mut Vec<u32>) -> Encoded {
-        let (mut bytes, mut marks) = (Vec::with_capacity(block.bytes_in_all() / 2), Vec::new());
+    /// `bytes`: room for the ids of all.
+    fn encode(&self, mut block: Block, mut bytes: Vec<u8>, room: &mut Room) -> Encoded {
+        bytes.clear();
+        let mut marks = Vec::new();
         let verdicts = (0..block.records.len())
-            .map(|i| (block.records[i].place, self.judge(&block, i, ids, &mut bytes, &mut marks)))
+            .map(|i| (block.records[i].place, self.judge(&block, i, room, &mut bytes, &mut marks)))
             .collect();
         block.forget_text();
         Encoded { verdicts, bytes, marks, bytes_read: block.bytes_read, _block: block }
     }
 
-    fn judge(&self, block: &Block, number: usize, ids: &mut Vec<u32>, bytes: &mut Vec<u8>, marks: &mut Vec<u8>) -> Verdict {
-        ids.clear();
+    fn judge(&self, block: &Block, number: usize, room: &mut Room, bytes: &mut Vec<u8>, marks: &mut Vec<u8>) -> Verdict {
+        room.ids.clear();
         let found = match (self.chat, self.encoder) {
-            (Some(chat), Some(encoder)) => self.conversation(chat, encoder, block, number, ids, marks),
-            _ => self.text(block, number, ids),
+            (Some(chat), Some(encoder)) => self.conversation(chat, encoder, block, number, &mut room.ids, marks),
+            _ => self.text(block, number, room),
         };
         let (mut taken, hash) = match found {
             Ok(found) => found,
@@ -83,6 +107,7 @@ impl Rules<'_> {
         };
         let place = block.records[number].place;
         let input = &self.corpus.inputs[place.input];
+        let ids = &room.ids;
         taken.tokens = ids.len() as u64;
         if ids.len() > i32::MAX as usize {
             let text = format!(
@@ -100,11 +125,12 @@ impl Rules<'_> {
     }
 
     /// Ids of a text, with the token that ends a document; none without an encoder.
-    fn text(&self, block: &Block, number: usize, ids: &mut Vec<u32>) -> Result<(Taken, Option<TextHash>), Verdict> {
+    fn text(&self, block: &Block, number: usize, room: &mut Room) -> Result<(Taken, Option<TextHash>), Verdict> {
         let place = block.records[number].place;
         let input = &self.corpus.inputs[place.input];
         let (field, keep) = (&self.corpus.field, &self.selection.keep);
-        let (document, met) = document_of(block, number, input.layout, field, self.corpus.on_bad, keep)
+        let Room { text, ids } = room;
+        let (document, met) = document_of(block, number, input.layout, field, self.corpus.on_bad, keep, text)
             .map_err(|fault| bad(fault, block, number))?;
         let Document { text, replaced } = document;
         if text.is_empty() {
@@ -183,31 +209,42 @@ type Work = (Block, SyncSender<Encoded>);
 
 /// Runs every block through `rules` on `workers` threads and hands the results to `take`, in order. An error of the reader comes
 /// after all that lies before it; an error of `take` ends everything.
-pub(super) fn run(rules: &Rules<'_>, blocks: Blocks, workers: usize, mut take: impl FnMut(Encoded) -> Result<()>) -> Result<()> {
+pub(super) fn run(
+    rules: &Rules<'_>,
+    blocks: Blocks,
+    workers: usize,
+    mut take: impl FnMut(&mut Encoded) -> Result<()>,
+) -> Result<()> {
     let workers = workers.max(1);
     let (work_sender, work) = sync_channel::<Work>(1);
     let (order_sender, order) = sync_channel::<Result<Receiver<Encoded>>>(2 * workers);
     let work = Mutex::new(work);
+    // Rooms for ids that were taken: to ask the system for new memory each time would take longer than to write them.
+    let spare = Mutex::new(Vec::<Vec<u8>>::new());
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                let mut ids = Vec::new();
+                let mut room = Room::default();
                 loop {
                     let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok((block, sender)) = next else { break };
                     // Nobody takes it where the run has ended with an error.
-                    let _ = sender.send(rules.encode(block, &mut ids));
-                    if ids.capacity() > 16 << 20 {
-                        ids = Vec::new();
-                    }
+                    let bytes = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                    let bytes = bytes.unwrap_or_else(|| Vec::with_capacity(block.bytes_in_all()));
+                    let _ = sender.send(rules.encode(block, bytes, &mut room));
+                    room.shrink();
                 }
             });
         }
         scope.spawn(move || deal(blocks, &work_sender, &order_sender));
         // Dropped at the end of the loop, whatever ends it: then the dealer stops, and the workers with it.
         for encoded in order {
-            let encoded = encoded?.recv().map_err(|_| anyhow!("a thread that tokenizes has stopped")).context("tokenizing")?;
-            take(encoded)?;
+            let mut encoded =
+                encoded?.recv().map_err(|_| anyhow!("a thread that tokenizes has stopped")).context("tokenizing")?;
+            take(&mut encoded)?;
+            if encoded.bytes.capacity() <= KEEP {
+                spare.lock().unwrap_or_else(PoisonError::into_inner).push(encoded.bytes);
+            }
         }
         Ok(())
     })

@@ -48,7 +48,7 @@ pub fn train_vocab(job: &TrainVocabJob, watcher: &mut (impl Watcher + Send)) -> 
     let pool = pool(job.workers)?;
     let mut tally = Tally::new(&job.corpus, watcher);
     let blocks = corpus::read(Arc::new(job.corpus.inputs.clone()), Wanted::all(&job.corpus.field));
-    let mut documents = Documents { blocks, block: Block::default(), next: 0, tally: &mut tally };
+    let mut documents = Documents { blocks, block: Block::default(), next: 0, room: Vec::new(), tally: &mut tally };
     let json = pool.install(|| vocab::train(job.size, &special, &mut documents));
     tally.check_some_use()?;
     write_file(&job.output, json?.as_bytes())?;
@@ -62,6 +62,8 @@ struct Documents<'t, 'c, W> {
     block: Block,
     /// Record of the block that comes next.
     next: usize,
+    /// For a text.
+    room: Vec<u8>,
     tally: &'t mut Tally<'c, W>,
 }
 
@@ -71,7 +73,7 @@ impl<W: Watcher> Documents<'_, '_, W> {
         let record = &self.block.records[number];
         let corpus = self.tally.corpus;
         let layout = corpus.inputs[record.place.input].layout;
-        let document = match document_of(&self.block, number, layout, &corpus.field, corpus.on_bad, &[]) {
+        let document = match document_of(&self.block, number, layout, &corpus.field, corpus.on_bad, &[], &mut self.room) {
             Ok((document, _)) => document,
             Err(fault) => {
                 let fields = if fault == Fault::NoField { field_names(self.block.bytes(record)) } else { Vec::new() };
@@ -88,7 +90,7 @@ impl<W: Watcher> Documents<'_, '_, W> {
         }
         let text_bytes = document.text.len() as u64;
         self.tally.take(record.place, &Taken { text_bytes, replaced: document.replaced, ..Taken::default() });
-        Ok(Some(document.text))
+        Ok(Some(document.text.into_owned()))
     }
 }
 

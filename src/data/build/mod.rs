@@ -249,7 +249,7 @@ impl<'a> Task<'a> {
         let blocks = corpus::read(Arc::new(corpus.inputs.clone()), self.wanted(start));
         encode::run(&rules, blocks, self.workers, |encoded| {
             let (mut bytes, mut marks) = (&encoded.bytes[..], &encoded.marks[..]);
-            for (place, verdict) in encoded.verdicts {
+            for (place, verdict) in std::mem::take(&mut encoded.verdicts) {
                 match verdict {
                     Verdict::Document { taken, utf16, hash } => {
                         let (ids, rest) = bytes.split_at((taken.tokens * token_type.bytes()) as usize);

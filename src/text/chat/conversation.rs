@@ -128,7 +128,8 @@ fn break_special(value: &mut Value, special: &SpecialTokens, spared: &[String]) 
 
 /// A record's JSON with U+FFFD for what is not Unicode, escaped surrogates without a partner included; and how many there are.
 fn repair(bytes: &[u8]) -> (String, u64) {
-    let Document { text: mut out, mut replaced } = record::repair(bytes);
+    let Document { text, mut replaced } = record::repair(bytes);
+    let mut out = text.into_owned();
     let mut at = 0;
     while let Some(found) = out[at..].find('\\') {
         at += found;

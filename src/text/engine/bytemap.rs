@@ -1,7 +1,6 @@
 //! Byte strings to numbers, in two arrays: no allocation a string.
 
 use super::pages::Pages;
-use super::simd::prefetch;
 
 /// Spreads 128 bits over 64.
 #[inline(always)]
@@ -72,11 +71,6 @@ impl ByteMap {
         Self { slots: Pages::zeroed(1 << 10), bytes: Vec::new(), used: 0 }
     }
 
-    /// Memory in use.
-    pub fn size_bytes(&self) -> usize {
-        self.slots.len() * size_of::<Slot>() + self.bytes.len()
-    }
-
     /// Bytes of all keys together.
     pub fn key_bytes(&self) -> usize {
         self.bytes.len()
@@ -93,11 +87,7 @@ impl ByteMap {
     }
 
     pub fn get(&self, key: &[u8]) -> Option<u32> {
-        self.get_hashed(key, hash(key))
-    }
-
-    /// As [`ByteMap::get`]; `hash` is the key's [`hash`].
-    pub fn get_hashed(&self, key: &[u8], hash: u64) -> Option<u32> {
+        let hash = hash(key);
         let mask = self.slots.len() - 1;
         let mut i = hash as usize & mask;
         loop {
@@ -110,21 +100,6 @@ impl ByteMap {
             }
             i = (i + 1) & mask;
         }
-    }
-
-    /// Asks for the memory that a key with this hash is first looked for in.
-    pub fn prefetch(&self, hash: u64) {
-        prefetch(self.slots.as_ptr().wrapping_add(hash as usize & (self.slots.len() - 1)));
-    }
-
-    /// Once that memory is there: asks for the bytes of the key that may be the one, and returns its value.
-    pub fn prefetch_key(&self, hash: u64) -> Option<u32> {
-        let slot = self.slots[hash as usize & (self.slots.len() - 1)];
-        let may_be = slot.size != 0 && slot.tag == (hash >> 32) as u32;
-        may_be.then(|| {
-            prefetch(self.bytes.as_ptr().wrapping_add(slot.offset as usize));
-            slot.value
-        })
     }
 
     fn key(&self, slot: Slot) -> &[u8] {
@@ -156,9 +131,5 @@ impl ByteMap {
             i = (i + 1) & mask;
         }
         self.slots[i] = slot;
-    }
-
-    pub fn clear(&mut self) {
-        *self = Self::new();
     }
 }

@@ -5,14 +5,15 @@
 //! text are text, other added tokens match.
 //!
 //! The way of a text: added tokens are found ([`added`]; but runs of one character count as pieces, see [`runs`]), the text between is
-//! normalized if need be ([`nfc`]) and cut into pieces ([`split`], or [`sentence`] for vocabularies without a pre-tokenizer), pieces that the worker has seen come from its
-//! cache ([`cache`]), others are merged ([`merge`]). [`pieces`] is for learning a vocabulary.
+//! normalized if need be ([`nfc`]) and cut into pieces ([`split`], or [`sentence`] for vocabularies without a pre-tokenizer), pieces that a worker has seen come from the
+//! workers' common cache ([`cache`]), others are merged ([`merge`]). [`pieces`] is for learning a vocabulary.
 
 mod added;
 mod batch;
 mod bridge;
 mod bytemap;
 mod cache;
+mod key;
 mod load;
 mod merge;
 mod model;
@@ -25,12 +26,14 @@ mod runs;
 mod sentence;
 mod simd;
 mod split;
+mod table;
 mod unicode;
 mod worker;
 
 pub use batch::{BATCH, Piece};
 pub use bytemap::{ByteMap, hash as hash_bytes, mix};
-pub use cache::{Key, SHORT};
+pub use cache::Cache;
+pub use key::{Key, SHORT};
 pub use load::byte_alphabet;
 pub use padded::Padded;
 pub use pieces::{Pieces, parts};

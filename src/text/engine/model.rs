@@ -1,10 +1,13 @@
 //! A vocabulary and its merges, ready to encode pieces of text.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use super::bridge::{Bridges, Memo};
 use super::bytemap::ByteMap;
-use super::cache::{Cache, Key, SHORT};
+use super::cache::{Cache, Words};
+use super::key::{Key, SHORT};
 use super::merge::Merger;
 use super::pairs::{Merge, NEVER, Pairs};
 use super::runs::Runs;
@@ -45,17 +48,17 @@ pub struct Model {
     runs: Runs,
 }
 
-/// A worker's own part: what it has learned and room for its work.
+/// A worker's own part: its hold of what all have learnt, and room for its work.
 pub struct Memory {
-    pub cache: Cache,
+    pub words: Words,
     merger: Merger,
     symbols: Vec<u32>,
     memo: Memo,
 }
 
 impl Memory {
-    pub fn new(cache_bytes: usize) -> Self {
-        Self { cache: Cache::new(cache_bytes), merger: Merger::default(), symbols: Vec::new(), memo: Memo::default() }
+    pub fn new(cache: Arc<Cache>) -> Self {
+        Self { words: Words::new(cache), merger: Merger::default(), symbols: Vec::new(), memo: Memo::default() }
     }
 
     /// Gives memory back after an unusually long piece.
@@ -127,12 +130,12 @@ impl Model {
     #[inline(never)]
     pub fn encode(&self, piece: &[u8], key: Key, hash: u64, memory: &mut Memory, ids: &mut Vec<u32>) {
         if piece.len() <= SHORT {
-            if !memory.cache.get(key, hash, ids) {
+            if !memory.words.table().get(key, hash, ids) {
                 let first = ids.len();
                 self.whole(piece, memory, ids);
-                memory.cache.insert(key, &ids[first..]);
+                memory.words.insert(key, &ids[first..]);
             }
-        } else if !memory.cache.get_long(piece, hash, ids) {
+        } else if !memory.words.table().get_long(piece, hash, ids) {
             let first = ids.len();
             match &self.alphabet {
                 Alphabet::Bytes { bridges, .. } if self.words.get(piece).is_none() => {
@@ -145,7 +148,7 @@ impl Model {
                 }
                 _ => self.whole(piece, memory, ids),
             }
-            memory.cache.insert_long(piece, &ids[first..]);
+            memory.words.insert_long(piece, &ids[first..]);
         }
     }
 
@@ -166,13 +169,13 @@ impl Model {
         }
         let key = Key::of(part);
         let key = if self.ignore_merges { key.as_part() } else { key };
-        if !memory.cache.get(key, key.hash(), ids) {
+        if !memory.words.table().get(key, key.hash(), ids) {
             let first = ids.len();
             match self.words.get(part) {
                 Some(id) if id & WHOLE_ONLY == 0 => ids.push(id),
                 _ => self.by_merges(part, memory, ids),
             }
-            memory.cache.insert(key, &ids[first..]);
+            memory.words.insert(key, &ids[first..]);
         }
     }
 

@@ -28,10 +28,10 @@ unsafe impl<T: Send> Send for Pages<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Pages<T> {}
 
-impl<T: Copy + Zeroable> Pages<T> {
+impl<T: Zeroable> Pages<T> {
     pub fn zeroed(count: usize) -> Self {
         Self::large(count).unwrap_or_else(|| {
-            let mut table = vec![T::zeroed(); count];
+            let mut table: Vec<T> = std::iter::repeat_with(T::zeroed).take(count).collect();
             let start = NonNull::new(table.as_mut_ptr()).unwrap_or(NonNull::dangling());
             Self { start, count, _owner: Owner::Small(table) }
         })

@@ -1,10 +1,14 @@
 //! One thread's way through texts.
 
+use std::sync::Arc;
+
 use super::added::Matcher;
 use super::batch::{BATCH, Batch, Piece};
-use super::cache::{Key, SHORT};
+use super::cache::Cache;
+use super::key::{Key, SHORT};
 use super::model::Memory;
 use super::padded::{Buffer, Padded};
+use super::table::hash_long;
 use super::{Cutter, Engine, nfc};
 
 /// Longest text, also when normalization makes it three times as long: places in it have 32 bits.
@@ -14,7 +18,7 @@ const KEEP: usize = 64 << 20;
 /// Ids that the cache answers with at once, used or not.
 const MOST_FEW: usize = 4;
 
-/// Encodes texts, with a cache of the words it has seen. Not to be used with another engine.
+/// Encodes texts, with a cache of the words that it and others have seen. Not to be used with another engine.
 pub struct Worker {
     batch: Batch,
     /// Of each piece its key, if it is short, and its hash.
@@ -27,16 +31,21 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker whose cache takes up to about `cache_bytes`.
-    pub fn new(cache_bytes: usize) -> Self {
+    /// A worker with a cache, which serves no other engine.
+    pub fn new(cache: Arc<Cache>) -> Self {
         Self {
             batch: Batch::default(),
             probes: Box::new([(Key::default(), 0); BATCH]),
             longs: Box::new([0; BATCH]),
-            memory: Memory::new(cache_bytes),
+            memory: Memory::new(cache),
             text: Buffer::default(),
             normal: Buffer::default(),
         }
+    }
+
+    /// This is the cache that the worker was made with.
+    pub fn has(&self, cache: &Arc<Cache>) -> bool {
+        self.memory.words.are_of(cache)
     }
 
     /// Appends the ids of `text` to `ids`. False, and nothing appended, if the text is too long (over 1.4 GB).
@@ -113,8 +122,9 @@ impl Worker {
     fn flush(&mut self, engine: &Engine, text: Padded<'_>, ids: &mut Vec<u32>) {
         let pieces = self.batch.pieces();
         let word = |piece: &Piece| &text.bytes()[piece.start as usize..][..piece.len as usize];
-        let cache = &self.memory.cache;
-        let (slots, mut longs) = (cache.first_slots(), 0);
+        self.memory.words.refresh();
+        let table = self.memory.words.table();
+        let (slots, mut longs) = (table.first_slots(), 0);
         for (i, (piece, probe)) in pieces.iter().zip(self.probes.iter_mut()).enumerate() {
             let length = piece.len as usize;
             if (1..=SHORT).contains(&length) {
@@ -125,16 +135,18 @@ impl Worker {
             } else if length == 0 {
                 *probe = (Key::NONE, 0);
             } else {
-                *probe = (Key::NONE, cache.prefetch_long(word(piece)));
+                let hash = hash_long(word(piece));
+                table.prefetch_long(hash);
+                *probe = (Key::NONE, hash);
                 self.longs[longs] = i as u16;
                 longs += 1;
             }
         }
-        self.longs[..longs].iter().for_each(|i| cache.prefetch_ids(self.probes[*i as usize].1));
+        self.longs[..longs].iter().for_each(|i| table.prefetch_record(self.probes[*i as usize].1));
         let mut done = 0;
         while done < pieces.len() {
             ids.reserve((pieces.len() - done) * MOST_FEW);
-            let (slots, mut end) = (self.memory.cache.first_slots(), ids.len());
+            let (slots, mut end) = (self.memory.words.table().first_slots(), ids.len());
             for (key, hash) in &self.probes[done..pieces.len()] {
                 let Some((few, count)) = slots.get_few(*key, *hash) else { break };
                 // SAFETY: each piece that is left has room for `few`, of which the first `count` are then counted.

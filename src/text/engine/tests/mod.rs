@@ -2,6 +2,8 @@
 
 pub mod fuzz;
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -9,7 +11,7 @@ use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTok
 
 use super::simd::Level;
 use super::split::{CL100K_PATTERN, DEEPSEEK_PATTERNS, GPT2_PATTERN, O200K_PATTERN, QWEN_PATTERN};
-use super::{Engine, Worker};
+use super::{Cache, Engine, Worker};
 use fuzz::{Random, document};
 
 type Trained = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
@@ -19,7 +21,7 @@ const CACHE_BYTES: usize = 1 << 20;
 /// Text to learn from: this module's own sources, and fuzz.
 fn training_text() -> Vec<String> {
     let sources =
-        [include_str!("../load.rs"), include_str!("../worker.rs"), include_str!("fuzz.rs"), include_str!("../cache.rs")];
+        [include_str!("../load.rs"), include_str!("../worker.rs"), include_str!("fuzz.rs"), include_str!("../sentence.rs")];
     let mut random = Random(1);
     let fuzz = (0..400).map(|_| document(&mut random, &[]));
     sources.iter().map(|s| s.to_string()).chain(fuzz).collect()
@@ -146,7 +148,7 @@ fn check(file: &Value) {
         documents.iter().map(|text| reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec()).collect();
     for level in Level::usable() {
         let engine = engine(file, &reference, level);
-        let mut worker = Worker::new(CACHE_BYTES);
+        let mut worker = Worker::new(Arc::new(Cache::new(CACHE_BYTES)));
         for _ in 0..2 {
             for (text, expected) in documents.iter().zip(&expected) {
                 let mut ids = vec![42];
@@ -160,7 +162,7 @@ fn check(file: &Value) {
 
 /// Cut wherever that may be, documents have the same ids.
 fn check_parts(engine: &Engine, documents: &[String], expected: &[Vec<u32>]) {
-    let mut worker = Worker::new(CACHE_BYTES);
+    let mut worker = Worker::new(Arc::new(Cache::new(CACHE_BYTES)));
     let mut cuts = 0;
     for (text, expected) in documents.iter().zip(expected) {
         let spaces: Vec<usize> = text.match_indices(' ').map(|(at, _)| at).collect();
@@ -312,7 +314,7 @@ fn long_runs_take_no_more_than_their_share() {
     ] {
         let reference = reference(&file);
         let engine = engine(&file, &reference, Level::detect());
-        let mut worker = Worker::new(CACHE_BYTES);
+        let mut worker = Worker::new(Arc::new(Cache::new(CACHE_BYTES)));
         for part in ["a", "A", "^", "-", " ", "\n", "中", "é", "0", "\u{301}", "a中", "> ", "中A", "QUJD/x+9"] {
             let short = part.repeat(3000);
             let mut ids = Vec::new();
