@@ -16,6 +16,12 @@ pub fn describe() -> Cpu {
     }
 }
 
+/// The processor is one of Intel's, as far as the system says.
+pub fn is_intel() -> bool {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    field(&cpuinfo, "vendor_id") == Some("GenuineIntel")
+}
+
 /// Bytes that programs can still get; None where the system does not say.
 pub fn available_memory() -> Option<u64> {
     meminfo("MemAvailable")

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Peak, best};
 #[cfg(target_arch = "x86_64")]
-use crate::tensor::cpu::packed::amx;
+use crate::tensor::cpu::{level::Level, packed::amx};
 
 /// A loop of multiply-adds, on the widest units that were found.
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ pub(super) fn f32_kernel() -> Kernel {
     kernel("portable f32 multiply and add", PORTABLE_LANES * 2, portable)
 }
 
-/// None without an instruction for bf16 products.
+/// None without an instruction for bf16 products, and where f32 units are faster at them.
 pub(super) fn bf16_kernel() -> Option<Kernel> {
     #[cfg(target_arch = "x86_64")]
     if amx::available() {
@@ -54,8 +54,8 @@ pub(super) fn bf16_kernel() -> Option<Kernel> {
         return Some(Kernel { iterations: 1 << 16, ..kernel("AMX tdpbf16ps", amx::PRODUCT_FLOPS, run) });
     }
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
-        // Each of 16 lanes sums two products. SAFETY: both features were found.
+    if Level::preferred() == Level::Avx512Bf16 {
+        // Each of 16 lanes sums two products. SAFETY: the level was found.
         return Some(kernel("AVX-512 vdpbf16ps", 16 * 4, |n| unsafe { x86::avx512bf16(n) }));
     }
     None

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::tensor::backend::Precision;
 use crate::tensor::work::Limits;
-pub use cpu::{available_memory, describe, peak_resident_bytes};
+pub use cpu::{available_memory, describe, is_intel, peak_resident_bytes};
 
 /// What stands on the box, and what it says of itself.
 #[derive(Debug, Clone, Serialize)]

@@ -131,6 +131,13 @@ impl Condition {
         field.starts_with(key) && (field.len() == key.len() || field[key.len()] == b'.')
     }
 
+    /// Whether a record meets it.
+    pub fn is_met_by(&self, record: &serde_json::Map<String, serde_json::Value>) -> bool {
+        let concerned = record.iter().filter(|(key, _)| self.concerns(key.as_bytes()));
+        let found = concerned.filter_map(|(key, value)| self.look(key, value)).last();
+        self.is_met(&found.unwrap_or_default())
+    }
+
     pub fn is_met(&self, found: &Value) -> bool {
         let order = match (found, &self.value) {
             (Value::Number(a), Value::Number(b)) => a.partial_cmp(b),
@@ -157,13 +164,7 @@ mod tests {
     fn met(condition: &str, record: &str) -> bool {
         let condition: Condition = condition.parse().unwrap();
         let record: serde_json::Value = serde_json::from_str(record).unwrap();
-        let mut found = Value::Absent;
-        for (key, value) in record.as_object().unwrap() {
-            if condition.concerns(key.as_bytes()) {
-                found = condition.look(key, value).unwrap();
-            }
-        }
-        condition.is_met(&found)
+        condition.is_met_by(record.as_object().unwrap())
     }
 
     #[test]

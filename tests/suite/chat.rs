@@ -291,7 +291,7 @@ fn templates_render_as_in_python() {
     });
     let special = SpecialTokens::new(Vec::new()).unwrap();
     let reasoning = ["<think>", "</think>"].map(String::from);
-    let conversation = Conversation::read(record.to_string().as_bytes(), None, OnBad::Fail, &special, &reasoning).unwrap();
+    let conversation = Conversation::read(record.to_string().as_bytes(), None, OnBad::Fail, &[], &special, &reasoning).unwrap();
     let day = zaya::text::chat::parse_date("2025-11-24").unwrap();
     let config = json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}});
     let cases = [

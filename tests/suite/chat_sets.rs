@@ -96,12 +96,55 @@ fn masks_are_merged_and_verified() {
     assert!(found.status.code() == Some(1) && text.contains("merged.mask is damaged"), "{text}");
 }
 
+/// Conversations are chosen by fields, by length and by being new; what is left is what a file of the chosen ones gives.
+#[test]
+fn conversations_are_chosen() {
+    let lab = lab();
+    let scored = |text: &str, score: f64| {
+        let mut record = chat(&[("user", "the dog"), ("assistant", text)]);
+        record["meta"] = serde_json::json!({"score": score});
+        record.to_string() + "\n"
+    };
+    let (short, long) = ("the cat ", "the cat ".repeat(40));
+    let lines = [
+        scored(short, 0.9),
+        scored("the dog ", 0.9),
+        scored(short, 0.2),
+        // No conversation, but nobody wants it.
+        "{\"meta\":{\"score\":0.1}}\n".into(),
+        scored(&long, 0.9),
+        // The same once more, with other fields.
+        scored(short, 0.8),
+        scored("the dog the cat ", 0.7),
+    ];
+    fs::write(lab.path("all.jsonl"), lines.concat()).unwrap();
+    fs::write(lab.path("some.jsonl"), [0, 1, 6].map(|i| lines[i].as_str()).concat()).unwrap();
+    let choice = ["--keep", "meta.score>=0.5", "--dedup", "--max-chars", "200", "--on-bad", "fail"];
+    good(tokenize(&lab, &["all.jsonl"], "chosen", &choice));
+    good(tokenize(&lab, &["some.jsonl"], "plain", &[]));
+    for suffix in ["bin", "idx", "mask"] {
+        let [chosen, plain] = ["chosen", "plain"].map(|p| fs::read(lab.path(&format!("{p}.{suffix}"))).unwrap());
+        assert!(chosen == plain, ".{suffix}");
+    }
+    let sidecar: Value = serde_json::from_slice(&fs::read(lab.path("chosen.json")).unwrap()).unwrap();
+    let skipped = &sidecar["skipped"];
+    let counts = ["field", "length", "duplicate", "bad"].map(|why| skipped[why].as_u64().unwrap_or(0));
+    assert_eq!(counts, [2, 1, 1, 0], "{skipped}");
+    // In a set, what a shard that is kept holds is not taken again.
+    let set = |more: &[&str]| {
+        good(tokenize(&lab, &["all.jsonl"], "set", &[&choice[..], &["--shard-tokens", "1"], more].concat()));
+        shards(&lab)
+    };
+    let first = set(&[]);
+    assert_eq!(first.iter().flat_map(|s| read(s)).collect::<Vec<_>>(), read(&lab.path("plain")));
+    fs::remove_file(lab.path("set.manifest.json")).unwrap();
+    fs::remove_file(first[2].with_extension("idx")).unwrap();
+    assert_eq!(set(&["--resume"]).iter().flat_map(|s| read(s)).collect::<Vec<_>>(), read(&lab.path("plain")));
+}
+
 #[test]
 fn what_chat_does_not_take_is_refused() {
     let lab = lab();
-    for options in [&["--dedup"][..], &["--keep", "score>1"], &["--min-chars", "3"], &["--max-chars", "3"]] {
-        refused(tokenize(&lab, &["a.jsonl"], "out", options), "--chat takes all conversations");
-    }
     for format in ["text", "parquet"] {
         refused(tokenize(&lab, &["a.jsonl"], "out", &["--format", format]), "--chat reads JSON lines");
     }

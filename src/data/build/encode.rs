@@ -21,7 +21,7 @@ use crate::text::record::{Document, Fault, bytes_of, document_of, field_names};
 /// Memory for one record's or one block's texts and ids that grew larger is given back.
 const KEEP: usize = 16 << 20;
 
-/// 128 bits of a text's BLAKE3 hash.
+/// 128 bits of the BLAKE3 hash of a text, or of a conversation's tokens and marks.
 pub(super) type TextHash = [u8; 16];
 
 /// What became of a record.
@@ -139,10 +139,10 @@ impl Rules<'_> {
         if !met {
             return Err(Verdict::Left(Left::Field));
         }
-        if !self.selection.fits(&text) {
+        if !self.selection.fits(|| text.chars().count() as u64) {
             return Err(Verdict::Left(Left::Length));
         }
-        let hash = self.selection.dedup.then(|| hash_of(&text));
+        let hash = self.selection.dedup.then(|| hash_of(&[text.as_bytes()]));
         let mut taken = Taken { text_bytes: text.len() as u64, replaced, ..Taken::default() };
         if let Some(encoder) = self.encoder {
             encoder.encode_into(&text, ids).map_err(|e| Verdict::Failed(e.context(input.place(place.line))))?;
@@ -169,12 +169,20 @@ impl Rules<'_> {
         let place = block.records[number].place;
         let record = bytes_of(block, number).map_err(|fault| bad(fault, block, number))?;
         let example = chat
-            .encode(encoder, record, self.corpus.on_bad)
+            .encode(encoder, record, self.corpus.on_bad, &self.selection.keep)
             .map_err(|e| Verdict::Failed(e.context(self.corpus.inputs[place.input].place(place.line))))?
             .map_err(|fault| bad(fault, block, number))?;
+        if !example.met {
+            return Err(Verdict::Left(Left::Field));
+        }
         if example.ids.is_empty() {
             return Err(Verdict::Left(Left::Empty));
         }
+        if !self.selection.fits(|| example.text_chars) {
+            return Err(Verdict::Left(Left::Length));
+        }
+        // What is learnt of them counts too.
+        let hash = self.selection.dedup.then(|| hash_of(&[bytemuck::cast_slice(&example.ids), &example.marks]));
         ids.extend_from_slice(&example.ids);
         marks.extend_from_slice(&example.marks);
         let taken = Taken {
@@ -185,7 +193,7 @@ impl Rules<'_> {
             learnt: example.marks.iter().filter(|m| **m & marks::LEARN != 0).count() as u64,
             trimmed: example.trimmed,
         };
-        Ok((taken, None))
+        Ok((taken, hash))
     }
 }
 
@@ -199,9 +207,13 @@ fn unknown(encoder: &Encoder, ids: &[u32]) -> u64 {
     encoder.unknown().map_or(0, |unknown| ids.iter().filter(|id| **id == unknown).count() as u64)
 }
 
-fn hash_of(text: &str) -> TextHash {
+fn hash_of(parts: &[&[u8]]) -> TextHash {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
     let mut half = [0; 16];
-    half.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..16]);
+    half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     half
 }
 

@@ -59,12 +59,12 @@ impl Default for Selection {
 }
 
 impl Selection {
-    /// The text is neither too short nor too long.
-    fn fits(&self, text: &str) -> bool {
+    /// A text of so many characters is neither too short nor too long.
+    fn fits(&self, chars: impl FnOnce() -> u64) -> bool {
         if self.min_chars.is_none() && self.max_chars.is_none() {
             return true;
         }
-        let chars = text.chars().count() as u64;
+        let chars = chars();
         self.min_chars.is_none_or(|min| chars >= min) && self.max_chars.is_none_or(|max| chars <= max)
     }
 
@@ -198,7 +198,7 @@ impl<'a> Task<'a> {
             check_not_read(file, job.corpus.inputs.iter().map(|i| &i.path).chain([&job.tokenizer]))?;
         }
         if job.chat.is_some() {
-            check_chat(&job.corpus, selection)?;
+            check_chat(&job.corpus)?;
         }
         let text = job.corpus.inputs.iter().find(|i| i.layout == corpus::Layout::Text);
         if let (Some(condition), Some(input)) = (selection.keep.first(), text) {
@@ -276,10 +276,11 @@ impl<'a> Task<'a> {
         })
     }
 
-    /// Texts of the records before `end`, without encoding them.
+    /// Texts of the records before `end`, without encoding them; conversations are what they become.
     fn texts_before(&self, end: Place) -> Result<Seen> {
         let (corpus, selection, token_type) = (&self.job.corpus, self.selection, self.token_type);
-        let rules = Rules { corpus, selection, encoder: None, chat: None, token_type };
+        let chat = self.chat.as_ref();
+        let rules = Rules { corpus, selection, encoder: chat.map(|_| &*self.encoder), chat, token_type };
         let inputs = corpus.inputs[..corpus.inputs.len().min(end.input + 1)].to_vec();
         let mut seen = Seen::default();
         encode::run(&rules, corpus::read(Arc::new(inputs), self.wanted(Place::default())), self.workers, |encoded| {
@@ -335,15 +336,10 @@ impl<'a> Task<'a> {
 }
 
 /// Refuses what conversations cannot be asked for.
-fn check_chat(corpus: &Corpus, selection: &Selection) -> Result<()> {
+fn check_chat(corpus: &Corpus) -> Result<()> {
     if let Some(input) = corpus.inputs.iter().find(|i| i.layout != corpus::Layout::JsonLines) {
         let path = input.path.display();
         return Err(bad_input(format!("--chat reads JSON lines, and {path} is to be read as something else")));
-    }
-    if selection.info().is_some() {
-        let text = "--chat takes all conversations: --keep, --dedup, --min-chars and --max-chars are for plain text; leave them out, and choose \
-                    the records beforehand";
-        return Err(bad_input(text));
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::PRIVATE;
 use super::special::SpecialTokens;
+use crate::text::filter::Condition;
 use crate::text::record::{self, Document, Fault, OnBad};
 
 /// Role of the turns that a model learns.
@@ -22,6 +23,8 @@ pub struct Conversation {
     pub variables: BTreeMap<String, Jinja>,
     /// U+FFFD put in where the bytes were not Unicode.
     pub replaced: u64,
+    /// The record meets all conditions; if not, nothing else of it was read.
+    pub met: bool,
 }
 
 impl Conversation {
@@ -34,6 +37,7 @@ impl Conversation {
         record: &[u8],
         field: Option<&str>,
         on_bad: OnBad,
+        keep: &[Condition],
         special: &SpecialTokens,
         reasoning: &[String; 2],
     ) -> Result<Self, Fault> {
@@ -43,12 +47,16 @@ impl Conversation {
         }
         let json: Value = serde_json::from_str(&text).map_err(|e| Fault::NotJson(record::explain(&e)))?;
         let Value::Object(mut record) = json else { return Err(Fault::NotAnObject) };
+        let met = keep.iter().all(|condition| condition.is_met_by(&record));
+        let mut out = Self { roles: Vec::new(), rendered: Vec::new(), variables: BTreeMap::new(), replaced, met };
+        if !met {
+            return Ok(out);
+        }
         let list = match field {
             Some(field) => record.remove(field),
             None => record.remove("messages").or_else(|| record.remove("conversations")),
         };
         let Some(Value::Array(list)) = list else { return Err(Fault::NoField) };
-        let mut out = Self { roles: Vec::new(), rendered: Vec::new(), variables: BTreeMap::new(), replaced };
         for (i, message) in list.into_iter().enumerate() {
             let mut message = with_role(message).ok_or_else(|| {
                 let text = "needs a `role` and a `content` (or `from` and `value`)";

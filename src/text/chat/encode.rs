@@ -15,6 +15,7 @@ use super::widths::Widths;
 use super::{BREAK, marks};
 use crate::error::bad_input;
 use crate::text::Encoder;
+use crate::text::filter::Condition;
 use crate::text::record::{Fault, OnBad};
 
 /// Which tokens count in the loss.
@@ -57,9 +58,13 @@ pub struct Example {
     pub marks: Vec<u8>,
     /// Bytes of the rendered text.
     pub text_bytes: u64,
+    /// Characters of it.
+    pub text_chars: u64,
     /// U+FFFD put in.
     pub replaced: u64,
     pub trimmed: bool,
+    /// The record meets all conditions; if not, it was not encoded.
+    pub met: bool,
 }
 
 /// Encodes conversations; shared by threads.
@@ -103,15 +108,15 @@ impl ChatEncoder {
     ///
     /// # Errors
     /// The outer one when the tokenizer fails, the inner one when the record cannot be used.
-    pub fn encode(&self, encoder: &Encoder, record: &[u8], on_bad: OnBad) -> Result<Result<Example, Fault>> {
+    pub fn encode(&self, encoder: &Encoder, record: &[u8], on_bad: OnBad, keep: &[Condition]) -> Result<Result<Example, Fault>> {
         let reasoning = &self.options.reasoning;
-        let conversation = Conversation::read(record, self.options.field.as_deref(), on_bad, &self.special, reasoning);
+        let conversation = Conversation::read(record, self.options.field.as_deref(), on_bad, keep, &self.special, reasoning);
         let conversation = match conversation {
             Ok(conversation) => conversation,
             Err(fault) => return Ok(Err(fault)),
         };
         if conversation.roles.is_empty() {
-            return Ok(Ok(Example::default()));
+            return Ok(Ok(Example { met: conversation.met, ..Example::default() }));
         }
         let rendered = match turns::render(&self.template, &conversation, &self.special) {
             Ok(rendered) => rendered,
@@ -121,7 +126,7 @@ impl ChatEncoder {
             return Ok(Err(Fault::Unusable("has no turn of the assistant, so that there is nothing to learn".into())));
         }
         let mut example = self.tokens(encoder, &rendered)?;
-        example.replaced = conversation.replaced;
+        (example.replaced, example.met) = (conversation.replaced, conversation.met);
         if let Some((_, eod)) = encoder.eod()
             && example.ids.last() != Some(&eod)
         {
@@ -172,6 +177,7 @@ impl ChatEncoder {
                     out.ids.push(id);
                     out.marks.push(mark_of(&known[start..end]));
                     out.text_bytes += (end - start) as u64;
+                    out.text_chars += text[start..end].chars().count() as u64;
                 }
                 Piece::Text { start, end } => {
                     clean.clear();
@@ -181,6 +187,7 @@ impl ChatEncoder {
                         bytes.extend_from_slice(&known[start + at..start + at + c.len_utf8()]);
                     }
                     out.text_bytes += clean.len() as u64;
+                    out.text_chars += clean.chars().count() as u64;
                     for (id, range) in self.widths.encode(encoder, &clean)? {
                         out.ids.push(id);
                         out.marks.push(mark_of(&bytes[range]));

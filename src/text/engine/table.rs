@@ -6,6 +6,7 @@
 //! A word of up to 15 bytes is its own key. Two slots of 32 bytes, each with up to three ids, share a cache line: there, one look
 //! answers nearly always. Longer words and longer answers lie in records: a row of numbers that holds the word and its ids.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytemuck::Zeroable;
@@ -260,13 +261,14 @@ impl Table {
         let (bytes, count) = (head as u32 as usize, (head >> 32) as usize);
         let first = at + 1 + bytes.div_ceil(8);
         let place = &self.records[first..first + count.div_ceil(2)];
-        let end = ids.len() + count;
-        ids.reserve(count + 1);
-        place.iter().for_each(|cell| {
+        // Room for whole twos, the last of which may be one too many.
+        ids.reserve(2 * place.len());
+        for (to, cell) in ids.spare_capacity_mut().as_chunks_mut().0.iter_mut().zip(place) {
             let two = cell.0.load(Ordering::Relaxed);
-            ids.extend_from_slice(&[two as u32, (two >> 32) as u32]);
-        });
-        ids.truncate(end);
+            *to = [two as u32, (two >> 32) as u32].map(MaybeUninit::new);
+        }
+        // SAFETY: so many have been written.
+        unsafe { ids.set_len(ids.len() + count) };
     }
 
     /// The record at `at` is the word's.
