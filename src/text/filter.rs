@@ -134,7 +134,7 @@ impl Condition {
     /// Whether a record meets it.
     pub fn is_met_by(&self, record: &serde_json::Map<String, serde_json::Value>) -> bool {
         let concerned = record.iter().filter(|(key, _)| self.concerns(key.as_bytes()));
-        let found = concerned.filter_map(|(key, value)| self.look(key, value)).last();
+        let found = concerned.filter_map(|(key, value)| self.look(key, value)).next_back();
         self.is_met(&found.unwrap_or_default())
     }
 

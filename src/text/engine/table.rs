@@ -165,7 +165,8 @@ impl Table {
         for cell in self.long.iter() {
             let entry = cell.0.load(Ordering::Acquire);
             if entry != 0 {
-                (ids.clear(), word.clear());
+                ids.clear();
+                word.clear();
                 let at = entry as u32 as usize;
                 let bytes = self.number(at) as u32 as usize;
                 word.extend((0..bytes.div_ceil(8)).flat_map(|i| self.number(at + 1 + i).to_le_bytes()));
