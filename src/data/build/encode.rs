@@ -19,7 +19,7 @@ use crate::text::corpus::{Block, Blocks, Place};
 use crate::text::record::{Document, Fault, bytes_of, document_of, field_names};
 
 /// Memory for one record's or one block's texts and ids that grew larger is given back.
-const KEEP: usize = 16 << 20;
+pub(super) const KEEP: usize = 16 << 20;
 
 /// 128 bits of the BLAKE3 hash of a text, or of a conversation's tokens and marks.
 pub(super) type TextHash = [u8; 16];
@@ -240,11 +240,12 @@ pub(super) fn run(
                 loop {
                     let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok((block, sender)) = next else { break };
-                    // Nobody takes it where the run has ended with an error.
                     let bytes = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
                     let bytes = bytes.unwrap_or_else(|| Vec::with_capacity(block.bytes_in_all()));
-                    let _ = sender.send(rules.encode(block, bytes, &mut room));
+                    let encoded = rules.encode(block, bytes, &mut room);
                     room.shrink();
+                    // Nobody takes it where the run has ended with an error.
+                    let _ = sender.send(encoded);
                 }
             });
         }

@@ -335,3 +335,66 @@ impl Table {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Twos of numbers whose words, as `hash` tells, are first looked for in the same place.
+    fn rivals(hash: impl Fn(u32) -> u64) -> Vec<[u32; 2]> {
+        let mut places: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        (0..60_000).for_each(|i| places.entry(hash(i) as usize & (FEWEST_SLOTS / 2 - 1)).or_default().push(i));
+        places.into_values().filter_map(|list| list.first_chunk().copied()).collect()
+    }
+
+    /// Two threads, round by round in step, each with a word for the slot that the other wants too.
+    #[test]
+    fn two_that_claim_the_same_slot_both_get_one() {
+        let key = |i: u32| Key::of(format!("short {i}").as_bytes());
+        let long = |i: u32| format!("a word that is long {i}").into_bytes();
+        let twos = rivals(|i| key(i).hash()).into_iter().zip(rivals(|i| hash_long(&long(i))));
+        // No table is more than half full.
+        let twos: Vec<_> = twos.take(FEWEST_SLOTS / 8 - 1).collect();
+        for _ in 0..8 {
+            let (table, arrived) = (Table::smallest(), AtomicUsize::new(0));
+            let both_are_there = |count: &mut usize| {
+                *count += 2;
+                arrived.fetch_add(1, Ordering::SeqCst);
+                let mut looks = 0;
+                while arrived.load(Ordering::SeqCst) < *count {
+                    looks += 1;
+                    if looks % 1000 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+                }
+            };
+            std::thread::scope(|scope| {
+                for t in 0..2 {
+                    let (table, twos, both_are_there) = (&table, &twos, &both_are_there);
+                    scope.spawn(move || {
+                        let mut count = 0;
+                        for (short, lengthy) in twos {
+                            let (i, k) = (short[t], lengthy[t]);
+                            let word = long(k);
+                            both_are_there(&mut count);
+                            table.insert(key(i), &[i, i + 1]).unwrap();
+                            both_are_there(&mut count);
+                            table.insert_long(&word, &[k; 5]).unwrap();
+                        }
+                    });
+                }
+            });
+            let mut ids = Vec::new();
+            for (short, lengthy) in &twos {
+                for (i, k) in short.iter().copied().zip(lengthy.iter().copied()) {
+                    ids.clear();
+                    assert!(table.get(key(i), key(i).hash(), &mut ids), "{i}");
+                    assert_eq!(ids, [i, i + 1]);
+                    ids.clear();
+                    assert!(table.get_long(&long(k), hash_long(&long(k)), &mut ids), "{k}");
+                    assert_eq!(ids, [k; 5]);
+                }
+            }
+        }
+    }
+}
