@@ -1,6 +1,5 @@
 //! Training batches as a pure function of (seed, step): the order is final before the first step.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -281,11 +280,6 @@ impl Loader {
             hash.update(source.samples.dataset().fingerprint().as_bytes());
         }
         hash.finalize().to_hex().to_string()
-    }
-
-    /// Fingerprint of each source by name, so that an error can say which one changed.
-    pub fn fingerprints(&self) -> BTreeMap<String, String> {
-        self.sources.iter().map(|s| (s.name.clone(), s.samples.dataset().fingerprint())).collect()
     }
 
     fn samples_before(&self, step: u64) -> Result<u64> {
