@@ -20,16 +20,15 @@ pub fn examine() -> Vec<Finding> {
     let level = Level::detected();
     let mut out = vec![
         line("processor", format!("{}, {} processors for this process", cpu.name, cpu.processors)),
-        match level {
-            Level::Amx => line("instructions", level.name().into()),
-            Level::Avx512Bf16 if Level::preferred() == level => line("instructions", level.name().into()),
-            Level::Avx512Bf16 => line("instructions", level.name().into()).advise(
+        match line("instructions", level.name().into()) {
+            found if Level::preferred() < level => found.advise(
                 "AMX, which this processor may have, is not to be used here (a virtual machine can hide it, a kernel before 5.16 does not \
                  know it), and its other bfloat16 instructions are slower than f32: train.precision = \"f32\" is the faster one on this processor",
             ),
-            _ => line("instructions", level.name().into()).advise(
+            found if level < Level::Avx512Bf16 => found.advise(
                 "no bfloat16 instructions (AVX512-BF16, AMX): train.precision = \"f32\" is the faster one on this processor",
             ),
+            found => found,
         },
     ];
     let memory = match (cpu.memory_bytes, machine::available_memory()) {

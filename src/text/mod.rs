@@ -10,7 +10,7 @@ pub mod encoder;
 mod engine;
 pub mod filter;
 mod guard;
-mod line;
+mod json_line;
 pub mod record;
 pub mod vocab;
 

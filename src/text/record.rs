@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 
 use super::corpus::{Block, Content, Layout};
 use super::filter::{Condition, Value};
-use super::line;
+use super::json_line;
 
 /// What to do with a record that is not as it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub fn document_of<'a>(
         Layout::Text => (repair(bytes), keep.is_empty()),
         Layout::JsonLines => {
             if keep.is_empty()
-                && let Some(text) = line::text_of(bytes, field.as_bytes(), room)
+                && let Some(text) = json_line::text_of(bytes, field.as_bytes(), room)
             {
                 (repair(text), true)
             } else {
@@ -141,7 +141,7 @@ fn repaired(bytes: &[u8]) -> Document<'static> {
 
 /// Raw bytes of a top-level field of a JSON object, and whether the object meets all conditions; the last one counts if a field
 /// stands there several times. The value may hold lone surrogates and bytes that are not UTF-8.
-fn json_field(line: &[u8], field: &str, keep: &[Condition]) -> Result<(Vec<u8>, bool), Fault> {
+pub(super) fn json_field(line: &[u8], field: &str, keep: &[Condition]) -> Result<(Vec<u8>, bool), Fault> {
     if line.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
         // Tell "not JSON" from "JSON, but not an object".
         return Err(match serde_json::from_slice::<IgnoredAny>(line) {

@@ -18,8 +18,15 @@ use crate::text::chat::{ChatEncoder, marks};
 use crate::text::corpus::{Block, Blocks, Place};
 use crate::text::record::{Document, Fault, bytes_of, document_of, field_names};
 
-/// Memory for one record's or one block's texts and ids that grew larger is given back.
-pub(super) const KEEP: usize = 16 << 20;
+/// Most bytes of a room that is used again.
+const KEEP: usize = 16 << 20;
+
+/// Gives the memory of a room back that grew large with an unusually long record.
+pub(super) fn shrink<T>(room: &mut Vec<T>) {
+    if room.capacity() * size_of::<T>() > KEEP {
+        *room = Vec::new();
+    }
+}
 
 /// 128 bits of the BLAKE3 hash of a text, or of a conversation's tokens and marks.
 pub(super) type TextHash = [u8; 16];
@@ -71,22 +78,11 @@ struct Room {
     ids: Vec<u32>,
 }
 
-impl Room {
-    /// Gives memory back after an unusually long record.
-    fn shrink(&mut self) {
-        if self.text.capacity() > KEEP {
-            self.text = Vec::new();
-        }
-        if self.ids.capacity() > KEEP / size_of::<u32>() {
-            self.ids = Vec::new();
-        }
-    }
-}
-
 impl Rules<'_> {
     /// `bytes`: room for the ids of all.
     fn encode(&self, mut block: Block, mut bytes: Vec<u8>, room: &mut Room) -> Encoded {
         bytes.clear();
+        bytes.reserve(block.bytes_in_all());
         let mut marks = Vec::new();
         let verdicts = (0..block.records.len())
             .map(|i| (block.records[i].place, self.judge(&block, i, room, &mut bytes, &mut marks)))
@@ -240,10 +236,10 @@ pub(super) fn run(
                 loop {
                     let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok((block, sender)) = next else { break };
-                    let bytes = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                    let bytes = bytes.unwrap_or_else(|| Vec::with_capacity(block.bytes_in_all()));
+                    let bytes = spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
                     let encoded = rules.encode(block, bytes, &mut room);
-                    room.shrink();
+                    shrink(&mut room.text);
+                    shrink(&mut room.ids);
                     // Nobody takes it where the run has ended with an error.
                     let _ = sender.send(encoded);
                 }
@@ -255,9 +251,8 @@ pub(super) fn run(
             let mut encoded =
                 encoded?.recv().map_err(|_| anyhow!("a thread that tokenizes has stopped")).context("tokenizing")?;
             take(&mut encoded)?;
-            if encoded.bytes.capacity() <= KEEP {
-                spare.lock().unwrap_or_else(PoisonError::into_inner).push(encoded.bytes);
-            }
+            shrink(&mut encoded.bytes);
+            spare.lock().unwrap_or_else(PoisonError::into_inner).push(encoded.bytes);
         }
         Ok(())
     })

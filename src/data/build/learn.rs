@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::encode::KEEP;
+use super::encode::shrink;
 use super::tally::{Left, Taken, Tally};
 use super::{Corpus, Watcher, check_not_read, pool};
 use crate::data::sidecar::{Replaced, Skipped};
@@ -105,9 +105,7 @@ impl<W: Watcher> Iterator for Documents<'_, '_, W> {
                 self.next = 0;
                 // The old block goes first: a very long record in it keeps the reader of the next one waiting.
                 self.block = Block::default();
-                if self.room.capacity() > KEEP {
-                    self.room = Vec::new();
-                }
+                shrink(&mut self.room);
                 match self.blocks.next()? {
                     Ok(block) => self.block = block,
                     Err(e) => return Some(Err(e)),

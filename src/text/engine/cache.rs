@@ -4,7 +4,7 @@
 //! with the old one until they notice.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use super::key::Key;
 use super::table::{Full, Table};
@@ -29,8 +29,9 @@ impl Cache {
         self.replace(&mut table, Table::smallest());
     }
 
-    fn replace(&self, table: &mut MutexGuard<'_, Arc<Table>>, by: Table) {
-        **table = Arc::new(by);
+    /// `table` is the cache's own, under its lock.
+    fn replace(&self, table: &mut Arc<Table>, by: Table) {
+        *table = Arc::new(by);
         self.version.fetch_add(1, Ordering::Release);
     }
 }

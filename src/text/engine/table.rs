@@ -99,9 +99,12 @@ pub struct Table {
     used_records: AtomicUsize,
 }
 
-/// Numbers that so many bytes, ids take.
-fn numbers(bytes: usize, ids: usize) -> usize {
-    bytes.div_ceil(8) + ids.div_ceil(2)
+/// Bytes as numbers of eight, the last one filled up with zeros.
+fn eights(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (chunks, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    chunks.iter().copied().chain((!rest.is_empty()).then_some(last)).map(u64::from_le_bytes)
 }
 
 /// What a long word is found by.
@@ -241,17 +244,12 @@ impl Table {
 
     /// Writes a record that nobody knows of yet. Returns its place.
     fn record(&self, word: &[u8], ids: &[u32]) -> Result<usize, Full> {
-        let all = 1 + numbers(word.len(), ids.len());
+        let all = 1 + word.len().div_ceil(8) + ids.len().div_ceil(2);
         let at = self.used_records.fetch_add(all, Ordering::Relaxed);
         let place = self.records.get(at..at + all).ok_or(Full)?;
-        let words = word.chunks(8).map(|chunk| {
-            let mut bytes = [0; 8];
-            bytes[..chunk.len()].copy_from_slice(chunk);
-            u64::from_le_bytes(bytes)
-        });
         let twos = ids.chunks(2).map(|two| two[0] as u64 | (two.get(1).copied().unwrap_or(0) as u64) << 32);
         let head = (ids.len() as u64) << 32 | word.len() as u64;
-        for (cell, number) in place.iter().zip([head].into_iter().chain(words).chain(twos)) {
+        for (cell, number) in place.iter().zip([head].into_iter().chain(eights(word)).chain(twos)) {
             cell.0.store(number, Ordering::Relaxed);
         }
         Ok(at)
@@ -274,12 +272,8 @@ impl Table {
 
     /// The record at `at` is the word's.
     fn is_record_of(&self, at: usize, word: &[u8]) -> bool {
-        let (chunks, rest) = word.as_chunks::<8>();
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
         self.number(at) as u32 as usize == word.len()
-            && chunks.iter().enumerate().all(|(i, chunk)| self.number(at + 1 + i) == u64::from_le_bytes(*chunk))
-            && (rest.is_empty() || self.number(at + 1 + chunks.len()) == u64::from_le_bytes(last))
+            && eights(word).enumerate().all(|(i, number)| self.number(at + 1 + i) == number)
     }
 
     fn long_from(&self, hash: u64) -> impl Iterator<Item = &AtomicU64> {
